@@ -1,0 +1,1 @@
+../../host/front/__init__.py

@@ -1,0 +1,1 @@
+"""Programs: instruction assembly, the NKI-shaped kernel language, its compiler, the kernels."""

@@ -1,0 +1,1 @@
+"""The kernel language: a module shaped like AWS NKI, traced into engine instructions."""

@@ -1,0 +1,1 @@
+"""The host side: device, tensors, program loading, matmul offload, command line."""

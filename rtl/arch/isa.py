@@ -1,0 +1,740 @@
+"""The instruction set, declared once: engines, instruction words, DMA descriptors, error codes.
+
+An :class:`Instruction` subclass *is* its encoding, its checked constructor, its disassembly, its
+hardware layout and its page of the manual. The words are 128 bytes, little-endian:
+
+==========  ======================================================================================
+bits        meaning
+==========  ======================================================================================
+0..175      header, the same for all: opcode, engine, two waits, one update
+176..255    reserved (zero): room for register operands
+256..1023   body, declared by the instruction: access patterns first, then scalar fields
+==========  ======================================================================================
+
+Every bit that no field claims must be zero; the hardware stops the engine otherwise.
+"""
+
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+from amaranth.lib import data
+
+from . import formats
+from .config import AXI_ADDR_BITS
+
+__all__ = [
+    "AP_BITS", "BODY_BIT", "DESCRIPTOR_BYTES", "INSTRUCTIONS", "WORD_BITS", "WORD_BYTES",
+    "AccessPattern", "Descriptor", "DescriptorSide", "DmaStart", "Engine", "ErrorCode",
+    "EventSemaphore", "Field", "Half", "Instruction", "IsaError", "LoadStationary", "MatmulMoving",
+    "Memset", "Operand", "Space", "TensorCopy", "Update", "UpdateMode", "Wait", "WaitMode", "decode",
+]  # fmt: skip
+
+WORD_BYTES = 128
+WORD_BITS = 8 * WORD_BYTES
+HEADER_BITS = 176
+BODY_BIT = 256
+AP_BITS = 224
+DESCRIPTOR_BYTES = 128
+
+
+class IsaError(ValueError):
+    """An instruction or descriptor that cannot be encoded or decoded."""
+
+
+class Engine(IntEnum):
+    """Instruction queues, by AWS's names. The order is that of the queue registers."""
+
+    PE = 0
+    """Tensor engine."""
+    ACT = 1
+    """Scalar engine (activation)."""
+    DVE = 2
+    """Vector engine."""
+    POOL = 3
+    """GpSimd engine."""
+    SP = 4
+    """Sync engine: control and DMA triggers only."""
+
+
+class Space(IntEnum):
+    """On-chip memory of an access pattern."""
+
+    SBUF = 0
+    PSUM = 1
+
+
+class WaitMode(IntEnum):
+    """Condition of a semaphore wait (unsigned comparison)."""
+
+    NONE = 0
+    GE = 1
+    EQ = 2
+
+
+class UpdateMode(IntEnum):
+    """What an instruction does to its semaphore when it has completed."""
+
+    NONE = 0
+    ADD = 1
+    SET = 2
+
+
+class Half(IntEnum):
+    """Which part of a binary32 operand enters the array."""
+
+    WHOLE = 0
+    """The value itself (formats of at most 12 significand bits)."""
+    HI = 1
+    """The value with the low 12 bits of its encoding cleared."""
+    LO = 2
+    """The value minus its HI half; void where that is zero or the value is infinite or NaN."""
+
+
+class ErrorCode(IntEnum):
+    """What stopped the core. ``field`` is the first bit of the offending field in the word."""
+
+    NONE = 0
+    ILLEGAL_OPCODE = 1
+    """Unknown opcode, one of another engine, or a wrong engine field. Field: 0."""
+    RESERVED_BITS = 2
+    """A bit that no field claims is set. Field: 0."""
+    BAD_FIELD = 3
+    """A field holds a code without meaning (dtype, space, half, wait mode, ...)."""
+    BAD_PARTITION = 4
+    """Partitions outside the memory or start not allowed for the count. Field: start_partition."""
+    OUT_OF_RANGE = 5
+    """An element outside its memory, misaligned, or outside its PSUM bank. Field: offset."""
+    SIZE_MISMATCH = 6
+    """Operands differ in elements or partitions, or exceed the instruction's limit."""
+    BAD_DESCRIPTOR = 7
+    """A DMA descriptor failed its checks. Field: bit in the descriptor; address: descriptor."""
+    BUS_READ = 8
+    """SLVERR or DECERR on a DMA read. Address: first byte of the burst."""
+    BUS_WRITE = 9
+    """SLVERR or DECERR on a DMA write. Address: first byte of the burst."""
+    BUS_FETCH = 10
+    """SLVERR or DECERR while fetching an instruction. Address: the instruction."""
+    SEMAPHORE_OVERFLOW = 11
+    """An addition passed 2**32 - 1. Field: semaphore."""
+    WATCHDOG = 12
+    """Nothing moved for as long as the watchdog allows. The queue registers say who waits."""
+
+
+@dataclass(frozen=True)
+class Field:
+    """A scalar field of an instruction body.
+
+    ``values`` (an :class:`IntEnum`) limits the legal codes; the hardware raises BAD_FIELD otherwise.
+    """
+
+    width: int
+    meaning: str
+    unit: str = ""
+    values: type[IntEnum] | None = None
+
+
+@dataclass(frozen=True)
+class Operand:
+    """An access pattern of an instruction body, and what the checker enforces about it.
+
+    Parameters
+    ----------
+    meaning : :class:`str`
+    spaces : tuple of :class:`Space`
+    formats : tuple of formats
+        Legal dtypes.
+    writes : :class:`bool`
+        Whether the operand is written.
+    limit : :class:`str` or ``None``
+        Largest number of elements per partition: ``"cols"``, ``"bank"`` (``psum_bank_words``) or
+        ``None``.
+    one_bank : :class:`bool`
+        In PSUM all elements must lie in one bank.
+    """
+
+    meaning: str
+    spaces: tuple[Space, ...]
+    formats: tuple
+    writes: bool = False
+    limit: str | None = None
+    one_bank: bool = False
+
+
+@dataclass(frozen=True)
+class AccessPattern:
+    """Where an operand lies: the same free-axis pattern in each of several partitions.
+
+    Parameters
+    ----------
+    dtype : format
+        Number format of an element.
+    start_partition, num_partitions : :class:`int`
+    offset : :class:`int`, bytes
+        Of element 0 within a partition; a multiple of the element size.
+    dims : tuple of ``(step, count)``
+        Up to four, innermost first, step in elements, -32768..32767; count 0..65535. Missing
+        dimensions are ``(0, 1)``. Element ``i`` lies at ``offset + size * sum(step * index)``.
+    space : :class:`Space`
+    """
+
+    dtype: object
+    start_partition: int
+    num_partitions: int
+    offset: int
+    dims: tuple[tuple[int, int], ...]
+    space: Space = Space.SBUF
+
+    # name, bit, width
+    LAYOUT = (
+        ("dtype", 0, 8),
+        ("space", 8, 8),
+        ("start_partition", 16, 16),
+        ("num_partitions", 32, 16),
+        ("_reserved", 48, 16),
+        ("offset", 64, 32),
+        *((f"step{i}", 96 + 32 * i, 16) for i in range(4)),
+        *((f"count{i}", 112 + 32 * i, 16) for i in range(4)),
+    )
+
+    @property
+    def elements(self):
+        """Elements per partition."""
+        n = 1
+        for _, count in self.dims:
+            n *= count
+        return n
+
+    def element_offsets(self):
+        """Byte offset of every element within a partition, innermost dimension fastest."""
+        import numpy as np
+
+        total = np.array([self.offset], dtype=np.int64)
+        for step, count in self.dims:
+            index = np.arange(count, dtype=np.int64) * (step * self.dtype.bytes)
+            total = (index[:, None] + total[None, :]).reshape(-1)
+        return total
+
+    def encode(self, where):
+        """The pattern as an integer of :data:`AP_BITS` bits; ``where`` names it in errors."""
+        if len(self.dims) > 4:
+            raise IsaError(f"{where}: at most 4 dimensions fit, not {len(self.dims)}")
+        word = 0
+        dims = (*self.dims, *((0, 1),) * (4 - len(self.dims)))
+        values = {
+            "dtype": self.dtype.code,
+            "space": int(self.space),
+            "start_partition": self.start_partition,
+            "num_partitions": self.num_partitions,
+            "_reserved": 0,
+            "offset": self.offset,
+        }
+        for i, (step, count) in enumerate(dims):
+            if not -(1 << 15) <= step < 1 << 15:
+                raise IsaError(f"{where}.step{i} = {step} does not fit in 16 signed bits")
+            values[f"step{i}"] = step & 0xFFFF
+            values[f"count{i}"] = count
+        for name, bit, width in self.LAYOUT:
+            word |= _fit(values[name], width, f"{where}.{name}") << bit
+        return word
+
+    @classmethod
+    def decode(cls, word, where):
+        """The inverse of :meth:`encode`."""
+        raw = {name: word >> bit & (1 << width) - 1 for name, bit, width in cls.LAYOUT}
+        if raw["_reserved"]:
+            raise IsaError(f"{where}: reserved bits are set")
+        try:
+            dtype = formats.format_by_code(raw["dtype"])
+            space = Space(raw["space"])
+        except ValueError as error:
+            raise IsaError(f"{where}: {error}") from None
+        dims = []
+        for i in range(4):
+            step = raw[f"step{i}"]
+            dims.append((step - (1 << 16) if step >> 15 else step, raw[f"count{i}"]))
+        while len(dims) > 1 and dims[-1] == (0, 1):
+            dims.pop()
+        return cls(
+            dtype, raw["start_partition"], raw["num_partitions"], raw["offset"], tuple(dims), space
+        )
+
+    @staticmethod
+    def layout():
+        """The pattern as an Amaranth layout."""
+        members = {}
+        for name, bit, width in AccessPattern.LAYOUT:
+            from amaranth.hdl import signed
+
+            shape = signed(width) if name.startswith("step") else width
+            members[name] = data.Field(shape, bit)
+        return data.FlexibleLayout(AP_BITS, members)
+
+    def __str__(self):
+        dims = " ".join(f"[{step},{count}]" for step, count in self.dims)
+        stop = self.start_partition + self.num_partitions
+        return (
+            f"{self.space.name.lower()}.{self.dtype.name}"
+            f"[{self.start_partition}:{stop}]+{self.offset:#x}{dims}"
+        )
+
+
+@dataclass(frozen=True)
+class Wait:
+    """Hold the instruction until ``semaphore`` compares true with ``value``."""
+
+    semaphore: int = 0
+    mode: WaitMode = WaitMode.NONE
+    value: int = 0
+
+    def __str__(self):
+        return f"$S[{self.semaphore}]{'>=' if self.mode == WaitMode.GE else '=='}{self.value}"
+
+
+@dataclass(frozen=True)
+class Update:
+    """Change ``semaphore`` once the instruction has completed."""
+
+    semaphore: int = 0
+    mode: UpdateMode = UpdateMode.NONE
+    value: int = 0
+
+    def __str__(self):
+        return f"$S[{self.semaphore}]{'+=' if self.mode == UpdateMode.ADD else '='}{self.value}"
+
+
+HEADER = (
+    ("opcode", 0, 8),
+    ("engine", 8, 4),
+    ("_reserved", 12, 20),
+    ("wait0_semaphore", 32, 8),
+    ("wait0_mode", 40, 8),
+    ("wait0_value", 48, 32),
+    ("wait1_semaphore", 80, 8),
+    ("wait1_mode", 88, 8),
+    ("wait1_value", 96, 32),
+    ("update_semaphore", 128, 8),
+    ("update_mode", 136, 8),
+    ("update_value", 144, 32),
+)
+"""Name, first bit and width of each header field."""
+
+
+def _fit(value, width, where):
+    value = int(value)
+    if not 0 <= value < 1 << width:
+        raise IsaError(f"{where} = {value} does not fit in {width} bits")
+    return value
+
+
+INSTRUCTIONS: dict[int, type["Instruction"]] = {}
+"""Every instruction by opcode."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Instruction:
+    """Base of all instructions; subclasses declare ``Operand`` and ``Field`` class attributes.
+
+    Construct with keywords: the body's names, and optionally ``engine`` (for instructions that
+    several queues take), ``waits`` (at most two) and ``update``.
+    """
+
+    engine: Engine
+    waits: tuple[Wait, ...] = ()
+    update: Update = field(default_factory=Update)
+    values: dict = field(default_factory=dict)
+
+    opcode = 0
+    mnemonic = ""
+    engines = ()
+    operands = ()  # (name, Operand, first bit)
+    scalars = ()  # (name, Field, first bit)
+
+    def __init_subclass__(cls, *, opcode, engines):
+        if opcode in INSTRUCTIONS:
+            raise TypeError(f"opcode {opcode:#x} of {cls.__name__} is taken")
+        if not cls.__doc__:
+            raise TypeError(f"{cls.__name__} needs a docstring: it is its page of the manual")
+        cls.opcode = opcode
+        cls.mnemonic = cls.__name__.lower()
+        cls.engines = tuple(engines)
+        bit = BODY_BIT
+        operands, scalars = [], []
+        declared = [(k, v) for k, v in vars(cls).items() if isinstance(v, Operand | Field)]
+        for name, item in declared:
+            if isinstance(item, Operand):
+                operands.append((name, item, bit))
+                bit += AP_BITS
+        for name, item in declared:
+            if isinstance(item, Field):
+                scalars.append((name, item, bit))
+                bit += item.width
+        if bit > WORD_BITS:
+            raise TypeError(f"{cls.__name__} needs {bit} bits")
+        cls.operands, cls.scalars = tuple(operands), tuple(scalars)
+        INSTRUCTIONS[opcode] = cls
+
+    def __init__(self, *, engine=None, waits=(), update=None, **values):
+        cls = type(self)
+        engine = cls.engines[0] if engine is None else Engine(engine)
+        if engine not in cls.engines:
+            names = ", ".join(e.name for e in cls.engines)
+            raise IsaError(f"{cls.mnemonic} runs on {names}, not on {engine.name}")
+        waits = tuple(waits)
+        if len(waits) > 2:
+            raise IsaError(f"{cls.mnemonic}: an instruction has two waits, not {len(waits)}")
+        known = {name for name, _, _ in cls.operands + cls.scalars}
+        unknown = set(values) - known
+        if unknown:
+            raise IsaError(f"{cls.mnemonic} has no field {', '.join(sorted(unknown))}")
+        for name, _, _ in cls.operands:
+            if not isinstance(values.get(name), AccessPattern):
+                raise IsaError(f"{cls.mnemonic}.{name} must be an AccessPattern")
+        for name, _, _ in cls.scalars:
+            values.setdefault(name, 0)
+        object.__setattr__(self, "engine", engine)
+        object.__setattr__(self, "waits", waits)
+        object.__setattr__(self, "update", Update() if update is None else update)
+        object.__setattr__(self, "values", values)
+
+    def __getattribute__(self, name):
+        # Instance values shadow the class declarations of the same name.
+        if not name.startswith("_"):
+            values = object.__getattribute__(self, "values") if name != "values" else None
+            if values is not None and name in values:
+                return values[name]
+        return object.__getattribute__(self, name)
+
+    def replace(self, **changes):
+        """A copy with other ``waits``, ``update`` or body values."""
+        args = {"engine": self.engine, "waits": self.waits, "update": self.update, **self.values}
+        return type(self)(**{**args, **changes})
+
+    def encode(self):
+        """The instruction as :data:`WORD_BYTES` bytes.
+
+        Raises
+        ------
+        :exc:`IsaError`
+            If a value does not fit its field.
+        """
+        waits = (*self.waits, Wait(), Wait())[:2]
+        header = {"opcode": self.opcode, "engine": int(self.engine), "_reserved": 0}
+        for i, wait in enumerate(waits):
+            header[f"wait{i}_semaphore"] = wait.semaphore
+            header[f"wait{i}_mode"] = int(wait.mode)
+            header[f"wait{i}_value"] = wait.value
+        header["update_semaphore"] = self.update.semaphore
+        header["update_mode"] = int(self.update.mode)
+        header["update_value"] = self.update.value
+        word = 0
+        for name, bit, width in HEADER:
+            word |= _fit(header[name], width, f"{self.mnemonic}.{name}") << bit
+        for name, _, bit in self.operands:
+            word |= self.values[name].encode(f"{self.mnemonic}.{name}") << bit
+        for name, item, bit in self.scalars:
+            word |= _fit(self.values[name], item.width, f"{self.mnemonic}.{name}") << bit
+        return word.to_bytes(WORD_BYTES, "little")
+
+    @classmethod
+    def used_mask(cls):
+        """Integer with a one for every bit that a field claims."""
+        mask = 0
+        for name, bit, width in HEADER:
+            if not name.startswith("_"):
+                mask |= (1 << width) - 1 << bit
+        for _, _, bit in cls.operands:
+            for name, first, width in AccessPattern.LAYOUT:
+                if not name.startswith("_"):
+                    mask |= (1 << width) - 1 << (bit + first)
+        for _, item, bit in cls.scalars:
+            mask |= (1 << item.width) - 1 << bit
+        return mask
+
+    @classmethod
+    def layout(cls):
+        """The 1024-bit word as an Amaranth layout: header fields, operands, scalars by name."""
+        members = {n: data.Field(w, b) for n, b, w in HEADER if not n.startswith("_")}
+        for name, _, bit in cls.operands:
+            members[name] = data.Field(AccessPattern.layout(), bit)
+        for name, item, bit in cls.scalars:
+            members[name] = data.Field(item.width, bit)
+        return data.FlexibleLayout(WORD_BITS, members)
+
+    def __str__(self):
+        parts = [f"{name}={self.values[name]}" for name, _, _ in self.operands]
+        for name, item, _ in self.scalars:
+            value = self.values[name]
+            parts.append(f"{name}={item.values(value).name if item.values else hex(value)}")
+        waits = "".join(f" {w}?" for w in self.waits if w.mode != WaitMode.NONE)
+        update = f" {self.update}" if self.update.mode != UpdateMode.NONE else ""
+        return f"{self.engine.name:4} {self.mnemonic} {' '.join(parts)}{waits}{update}".rstrip()
+
+    def __eq__(self, other):
+        return isinstance(other, Instruction) and self.encode() == other.encode()
+
+    def __hash__(self):
+        return hash(self.encode())
+
+
+def decode(word):
+    """The :class:`Instruction` encoded in 128 bytes.
+
+    Raises
+    ------
+    :exc:`IsaError`
+        If the opcode is unknown, the engine does not take it, a reserved bit is set or a field
+        holds a code without meaning.
+    """
+    if len(word) != WORD_BYTES:
+        raise IsaError(f"an instruction has {WORD_BYTES} bytes, not {len(word)}")
+    value = int.from_bytes(word, "little")
+    raw = {name: value >> bit & (1 << width) - 1 for name, bit, width in HEADER}
+    cls = INSTRUCTIONS.get(raw["opcode"])
+    if cls is None:
+        raise IsaError(f"opcode {raw['opcode']:#x} is unknown")
+    if value & ~cls.used_mask():
+        raise IsaError(f"{cls.mnemonic}: reserved bits are set")
+    try:
+        engine = Engine(raw["engine"])
+        waits = tuple(
+            Wait(
+                raw[f"wait{i}_semaphore"], WaitMode(raw[f"wait{i}_mode"]), raw[f"wait{i}_value"]
+            )
+            for i in range(2)
+        )
+        update = Update(
+            raw["update_semaphore"], UpdateMode(raw["update_mode"]), raw["update_value"]
+        )
+    except ValueError as error:
+        raise IsaError(f"{cls.mnemonic}: {error}") from None
+    while waits and waits[-1] == Wait():
+        waits = waits[:-1]
+    values = {}
+    for name, _, bit in cls.operands:
+        part = value >> bit & (1 << AP_BITS) - 1
+        values[name] = AccessPattern.decode(part, f"{cls.mnemonic}.{name}")
+    for name, item, bit in cls.scalars:
+        code = value >> bit & (1 << item.width) - 1
+        if item.values is not None and code not in item.values.__members__.values():
+            raise IsaError(f"{cls.mnemonic}.{name} = {code} is not a {item.values.__name__}")
+        values[name] = code
+    return cls(engine=engine, waits=waits, update=update, **values)
+
+
+# Instructions -------------------------------------------------------------------------------------
+
+
+class EventSemaphore(Instruction, opcode=0x01, engines=tuple(Engine)):
+    """Wait for up to two semaphores, then update one. Moves no data.
+
+    Cost: 1 cycle after the waits hold.
+    """
+
+
+class LoadStationary(Instruction, opcode=0x10, engines=(Engine.PE,)):
+    """Load a stationary tile ``[K partitions, M elements]`` into the array's shadow weights.
+
+    Element ``m`` of partition ``k`` becomes the weight of row ``k``, column ``m``. Rows outside the
+    partitions become void. The weights take effect with the next :class:`MatmulMoving`. Columns at
+    and beyond ``M`` are left unspecified.
+
+    Memory: SBUF. Size: M <= array columns. Cost: M/4 cycles for contiguous elements that start at a
+    multiple of four elements, hidden behind the matmul before it. Completes when the last element
+    has been read.
+    """
+
+    src = Operand(
+        "Stationary tile.", (Space.SBUF,), formats.MATMUL_FORMATS, limit="cols"
+    )
+    half = Field(2, "Part of a binary32 operand that is used.", values=Half)
+
+
+class MatmulMoving(Instruction, opcode=0x11, engines=(Engine.PE,)):
+    """Stream a moving tile ``[K partitions, N elements]`` through the array into PSUM.
+
+    ``dst[m, n] (+)= sum over k of stationary[k, m] * moving[k, n]``, each sum by fused binary32
+    multiply-adds from +0 in ascending ``k``; with ``accumulate`` one binary32 addition of the sum to
+    the old value follows. Partitions outside the tile contribute nothing.
+
+    Memory: moving SBUF, dst PSUM binary32, one bank, start partition 0. Size: N <= one PSUM bank;
+    dst has N elements and M partitions. Cost: issue interval max(N, 6). Completes when the last sum
+    has been written.
+    """
+
+    dst = Operand(
+        "Sums.", (Space.PSUM,), (formats.FP32,), writes=True, limit="bank", one_bank=True
+    )
+    src = Operand("Moving tile.", (Space.SBUF,), formats.MATMUL_FORMATS, limit="bank")
+    half = Field(2, "Part of a binary32 operand that is used.", values=Half)
+    accumulate = Field(1, "Add to the old value instead of overwriting it.")
+
+
+class TensorCopy(Instruction, opcode=0x20, engines=(Engine.DVE,)):
+    """Copy ``src`` to ``dst`` element by element, converting the number format.
+
+    Equal formats copy the bits. Otherwise the value goes through binary32 (integers beyond 24 bits
+    round to it) and is rounded to nearest even; integers saturate and NaN becomes 0; ``saturate``
+    clamps floating-point overflow instead of producing infinity or NaN. NaN keeps its sign and
+    becomes the canonical NaN of the format.
+
+    Memory: src SBUF or PSUM, dst SBUF. Size: any; both have the same elements and partitions, their
+    start partitions may differ by whole quadrants. Cost: issue interval N elements.
+    """
+
+    dst = Operand("Destination.", (Space.SBUF,), formats.FORMATS, writes=True)
+    src = Operand("Source.", (Space.SBUF, Space.PSUM), formats.FORMATS)
+    saturate = Field(1, "Clamp floating-point overflow to the largest finite value.")
+
+
+class Memset(Instruction, opcode=0x21, engines=(Engine.DVE,)):
+    """Fill ``dst`` with one bit pattern.
+
+    Memory: SBUF. Size: any. Cost: issue interval N elements.
+    """
+
+    dst = Operand("Destination.", (Space.SBUF,), formats.FORMATS, writes=True)
+    value = Field(32, "The element's bits, in dst's format.")
+
+
+class DmaStart(Instruction, opcode=0x30, engines=(Engine.SP, Engine.ACT, Engine.POOL)):
+    """Hand descriptors to one queue of ``engines`` consecutive DMA engines, from ``first``.
+
+    Engine ``first + i`` executes ``count`` descriptors from
+    ``table + i * count * 128``. **Every** engine applies the update once its last descriptor is
+    complete: a transfer over 4 engines that adds 1 ends at 4 more. A queue executes its descriptors
+    in order; queues and engines are independent of each other.
+
+    Checks: ``first + engines_used`` within the core and ``engines_used`` not 0, ``queue`` within an
+    engine, ``table`` a multiple of 128 (all BAD_FIELD). Cost: 1 cycle when the queues have room.
+    """
+
+    table = Field(AXI_ADDR_BITS, "HBM address of the first descriptor; multiple of 128.", "bytes")
+    first = Field(8, "First DMA engine.")
+    engines_used = Field(8, "Number of DMA engines, at least 1.")
+    queue = Field(4, "Descriptor queue of each engine.")
+    count = Field(16, "Descriptors per engine; 0 completes at once.", "descriptors")
+
+
+# DMA descriptors ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class DescriptorSide:
+    """Source or destination of a descriptor.
+
+    ``address`` is a 48-bit global address (HBM or SBUF window). ``dims`` are up to four
+    ``(step, count)``, innermost first, step in **bytes**, signed 32 bits; count 0..65535. In the SBUF
+    window a step of ``sbuf_partition_stride`` moves to the next partition.
+    """
+
+    address: int
+    dims: tuple[tuple[int, int], ...]
+
+    @property
+    def elements(self):
+        """Elements moved."""
+        n = 1
+        for _, count in self.dims:
+            n *= count
+        return n
+
+    def addresses(self, element_bytes):
+        """Global address of the first byte of every element, innermost dimension fastest."""
+        import numpy as np
+
+        del element_bytes
+        total = np.array([self.address], dtype=np.int64)
+        for step, count in self.dims:
+            index = np.arange(count, dtype=np.int64) * step
+            total = (index[:, None] + total[None, :]).reshape(-1)
+        return total
+
+
+DESCRIPTOR_LAYOUT = (
+    ("kind", 0, 8),
+    ("size_log2", 8, 8),
+    ("_reserved", 16, 48),
+    ("src_address", 64, 64),
+    ("dst_address", 128, 64),
+    *((f"src_step{i}", 192 + 32 * i, 32) for i in range(4)),
+    *((f"src_count{i}", 320 + 16 * i, 16) for i in range(4)),
+    *((f"dst_step{i}", 384 + 32 * i, 32) for i in range(4)),
+    *((f"dst_count{i}", 512 + 16 * i, 16) for i in range(4)),
+)
+"""Name, first bit and width of each field of a 1024-bit descriptor; bits from 576 on are reserved."""
+
+DESCRIPTOR_COPY = 0xD1
+"""Value of ``kind``: strided copy."""
+
+
+@dataclass(frozen=True)
+class Descriptor:
+    """One strided copy of elements of ``1 << size_log2`` bytes (1, 2 or 4).
+
+    Both sides have the same number of elements (zero: a no-op that completes). Elements are taken
+    in order; overlapping source and destination give unspecified bytes. In SBUF an element must
+    not be split over partitions and its address must be a multiple of its size; in HBM any address
+    will do.
+    """
+
+    size_log2: int
+    src: DescriptorSide
+    dst: DescriptorSide
+
+    def encode(self):
+        """The descriptor as :data:`DESCRIPTOR_BYTES` bytes."""
+        if self.size_log2 not in (0, 1, 2):
+            raise IsaError(f"descriptor: size_log2 must be 0, 1 or 2, not {self.size_log2}")
+        if self.src.elements != self.dst.elements:
+            raise IsaError(
+                f"descriptor: source has {self.src.elements} elements, "
+                f"destination {self.dst.elements}"
+            )
+        values = {"kind": DESCRIPTOR_COPY, "size_log2": self.size_log2, "_reserved": 0}
+        for side, part in (("src", self.src), ("dst", self.dst)):
+            if len(part.dims) > 4:
+                raise IsaError(f"descriptor.{side}: at most 4 dimensions, not {len(part.dims)}")
+            values[f"{side}_address"] = part.address
+            for i, (step, count) in enumerate((*part.dims, *((0, 1),) * (4 - len(part.dims)))):
+                if not -(1 << 31) <= step < 1 << 31:
+                    raise IsaError(f"descriptor.{side}_step{i} = {step} exceeds 32 signed bits")
+                values[f"{side}_step{i}"] = step & 0xFFFFFFFF
+                values[f"{side}_count{i}"] = count
+        word = 0
+        for name, bit, width in DESCRIPTOR_LAYOUT:
+            word |= _fit(values[name], width, f"descriptor.{name}") << bit
+        return word.to_bytes(DESCRIPTOR_BYTES, "little")
+
+    @classmethod
+    def decode(cls, raw):
+        """The inverse of :meth:`encode`."""
+        word = int.from_bytes(raw, "little")
+        get = {name: word >> bit & (1 << width) - 1 for name, bit, width in DESCRIPTOR_LAYOUT}
+        if get["kind"] != DESCRIPTOR_COPY or get["size_log2"] > 2:
+            raise IsaError(f"descriptor: kind {get['kind']:#x}, size_log2 {get['size_log2']}")
+        if get["_reserved"] or word >> 576:
+            raise IsaError("descriptor: reserved bits are set")
+        sides = []
+        for side in ("src", "dst"):
+            dims = []
+            for i in range(4):
+                step = get[f"{side}_step{i}"]
+                dims.append((step - (1 << 32) if step >> 31 else step, get[f"{side}_count{i}"]))
+            while len(dims) > 1 and dims[-1] == (0, 1):
+                dims.pop()
+            sides.append(DescriptorSide(get[f"{side}_address"], tuple(dims)))
+        return cls(get["size_log2"], *sides)
+
+    @staticmethod
+    def layout():
+        """The descriptor as an Amaranth layout."""
+        from amaranth.hdl import signed
+
+        return data.FlexibleLayout(
+            8 * DESCRIPTOR_BYTES,
+            {
+                name: data.Field(signed(width) if "step" in name else width, bit)
+                for name, bit, width in DESCRIPTOR_LAYOUT
+                if not name.startswith("_")
+            },
+        )

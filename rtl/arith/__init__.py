@@ -1,0 +1,1 @@
+"""Number hardware: operand conversion, fused multiply-add, binary32 add, casts. Pure data path."""

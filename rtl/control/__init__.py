@@ -1,0 +1,1 @@
+"""Instruction fetch, queues, checking, semaphores, host registers and counters."""

@@ -1,0 +1,1 @@
+"""The engines: tensor, vector and DMA."""

@@ -1,0 +1,1 @@
+"""Reusable hardware that knows nothing of the core: streams, memories, AXI bundles, selection."""

@@ -1,0 +1,1 @@
+"""On-chip memories: SBUF (scratchpad) and PSUM (accumulator)."""

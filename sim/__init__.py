@@ -1,0 +1,1 @@
+"""Simulators: the golden model, the Amaranth simulator, Verilator; the HBM they share."""

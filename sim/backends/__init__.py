@@ -1,0 +1,1 @@
+"""How a design is built and stepped by each simulator."""
