@@ -150,6 +150,8 @@ class Operand:
         ``None``.
     one_bank : :class:`bool`
         In PSUM all elements must lie in one bank.
+    start_zero : :class:`bool`
+        The start partition must be 0.
     """
 
     meaning: str
@@ -158,6 +160,7 @@ class Operand:
     writes: bool = False
     limit: str | None = None
     one_bank: bool = False
+    start_zero: bool = False
 
 
 @dataclass(frozen=True)
@@ -562,7 +565,13 @@ class MatmulMoving(Instruction, opcode=0x11, engines=(Engine.PE,)):
     """
 
     dst = Operand(
-        "Sums.", (Space.PSUM,), (formats.FP32,), writes=True, limit="bank", one_bank=True
+        "Sums.",
+        (Space.PSUM,),
+        (formats.FP32,),
+        writes=True,
+        limit="bank",
+        one_bank=True,
+        start_zero=True,
     )
     src = Operand("Moving tile.", (Space.SBUF,), formats.MATMUL_FORMATS, limit="bank")
     half = Field(2, "Part of a binary32 operand that is used.", values=Half)
