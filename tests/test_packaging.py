@@ -1,0 +1,36 @@
+"""Every package is shipped: a forgotten one is missing from the wheel without a warning."""
+
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+
+
+def test_every_package_is_listed():
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    found = {"makalu"}
+    for top in ("rtl", "sim", "firmware", "host"):
+        for init in (ROOT / top).rglob("__init__.py"):
+            parts = init.parent.relative_to(ROOT).parts
+            if parts[:2] == ("host", "front"):
+                parts = parts[2:]
+            found.add(".".join(("makalu", *parts)))
+    assert found == set(settings["packages"])
+
+
+def test_every_dependency_has_a_reason_and_a_lower_bound():
+    lines = (ROOT / "pyproject.toml").read_text().splitlines()
+    inside = False
+    for line in lines:
+        if line.startswith(("dependencies = [", "dev = [")):
+            inside = True
+        elif line.startswith("]"):
+            inside = False
+        elif inside:
+            assert ">=" in line, line
+            assert "# " in line, line
+
+
+def test_python_is_typed():
+    for folder in ("host/front", "rtl", "sim", "firmware", "host"):
+        assert (ROOT / folder / "py.typed").exists(), folder
