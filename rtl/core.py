@@ -1,7 +1,7 @@
 """One core: control, memories and engines, wired from its configuration.
 
-The control block lives in the clock domain ``sync``; engines and memories live in ``engines``, which
-shares its clock and is reset by the host as well (see ``control``).
+The control block lives in the clock domain ``sync``; engines and memories live in ``engines``,
+which shares its clock and is reset by the host as well (see ``control``).
 """
 
 from amaranth.hdl import ClockDomain, DomainRenamer, Module, Signal
@@ -62,8 +62,7 @@ class Core(wiring.Component):
                 "host": In(AXI4Lite(addr_bits=REGISTER_ADDRESS_BITS)),
                 "fetch": Out(AXI4Read(addr_bits=AXI_ADDR_BITS)),
                 **{
-                    f"dma{i}": Out(AXI4(addr_bits=AXI_ADDR_BITS))
-                    for i in range(config.dma_engines)
+                    f"dma{i}": Out(AXI4(addr_bits=AXI_ADDR_BITS)) for i in range(config.dma_engines)
                 },
             }
         )

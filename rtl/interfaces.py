@@ -11,13 +11,13 @@ from .arch.config import ADDRESS_BITS, AXI_ADDR_BITS
 from .arch.isa import WORD_BITS
 
 __all__ = [
-    "DMA_READ_CYCLES", "SBUF_READ_CYCLES", "DmaJob", "DmaReadData", "Error", "Issue", "PsumReadPort",
-    "SbufBeat", "SbufReadRequest", "SbufMovingPort", "SbufVectorReadPort", "SbufVectorWritePort",
-    "SbufWeightsPort", "Update",
+    "DMA_READ_CYCLES", "SBUF_READ_CYCLES", "DmaJob", "DmaReadData", "Error", "Issue",
+    "PsumReadPort", "SbufBeat", "SbufMovingPort", "SbufReadRequest", "SbufVectorReadPort",
+    "SbufVectorWritePort", "SbufWeightsPort", "Update", "issue_port", "update_port",
 ]  # fmt: skip
 
 SBUF_READ_CYCLES = 3
-"""From the cycle in which a read command is accepted to the cycle in which its data can be sampled."""
+"""From the cycle that accepts a read command to the cycle in which its data can be sampled."""
 
 DMA_READ_CYCLES = 4
 """The same for a DMA read request."""
@@ -62,8 +62,8 @@ def SbufMovingPort(config):
 
     One command per cycle in which ``valid``: the element whose first byte is ``offset`` of the
     16-byte word. ``new`` reads ``word`` from its bank; otherwise the word read last on this port is
-    used again (no bank access). ``data[p]`` holds the element of partition ``p`` in its low bits (the
-    bits above the element are unspecified) :data:`SBUF_READ_CYCLES` cycles later.
+    used again (no bank access). ``data[p]`` holds the element of partition ``p`` in its low bits
+    (the bits above the element are unspecified) :data:`SBUF_READ_CYCLES` cycles later.
     """
     return Signature(
         {
@@ -112,8 +112,8 @@ def SbufVectorWritePort(config):
     """Destination of the vector engine: never refused, top priority for write ports.
 
     In a cycle with ``valid``, element ``data[p]`` (low ``1 << size_log2`` bytes) is put at byte
-    ``offset`` of the word under construction in every partition with ``mask[p]``; with ``commit`` the
-    bytes gathered since the last commit, this element's included, are written to ``word``.
+    ``offset`` of the word under construction in every partition with ``mask[p]``; with ``commit``
+    the bytes gathered since the last commit, this element's included, are written to ``word``.
     """
     return Signature(
         {
@@ -131,9 +131,9 @@ def SbufVectorWritePort(config):
 def SbufBeat(config):
     """A DMA write beat (stream payload).
 
-    Along the free axis (``across`` 0): the 8 bytes at ``offset`` (a multiple of 8) of ``partition``,
-    byte ``i`` written where ``strobe[i]``. Across partitions (``across`` 1): elements of
-    ``1 << size_log2`` bytes at ``offset`` (a multiple of that size) of the ``8 >> size_log2``
+    Along the free axis (``across`` 0): the 8 bytes at ``offset`` (a multiple of 8) of
+    ``partition``, byte ``i`` written where ``strobe[i]``. Across partitions (``across`` 1): elements
+    of ``1 << size_log2`` bytes at ``offset`` (a multiple of that size) of the ``8 >> size_log2``
     consecutive partitions from ``partition`` (a multiple of that number); element ``i`` is
     ``data[i * size ...]`` and is written where its strobe bits are set.
     """
@@ -162,7 +162,7 @@ def SbufReadRequest(config):
 
 
 class DmaReadData(data.Struct):
-    """Answer to a DMA read, :data:`DMA_READ_CYCLES` after the request was taken; cannot be refused."""
+    """Answer to a DMA read, :data:`DMA_READ_CYCLES` after the request; cannot be refused."""
 
     valid: 1
     data: 64

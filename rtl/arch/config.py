@@ -184,8 +184,8 @@ class CoreConfig:
         return self.rows // self.group
 
     # Address map ----------------------------------------------------------------------------------
-    # One 48-bit map for every agent: bits 47..40 choose the window. Window 0 is HBM, window 1 is SBUF
-    # (partition << sbuf_partition_log2 | byte offset). The other windows are free for semaphores,
+    # One 48-bit map for every agent: bits 47..40 choose the window. Window 0 is HBM, window 1 is
+    # SBUF (partition << sbuf_partition_log2 | byte offset). The other windows are free for semaphores,
     # registers and other cores.
 
     @property

@@ -18,7 +18,8 @@ class Event:
     Parameters
     ----------
     source : :class:`str`
-        Block that raises it: ``core``, ``pe``, ``dve``, ``queue_<engine>``, ``sbuf``, ``dma``, ``fetch``.
+        Block that raises it: ``core``, ``pe``, ``dve``, ``queue_<engine>``, ``sbuf``, ``dma`` or
+        ``fetch``.
     name : :class:`str`
         Name within the source; the counter is ``<source>_<name>``.
     width : :class:`int`, bits
@@ -45,7 +46,9 @@ COUNTERS = (
     Event("core", "cycles", 1, "Doorbell accepted until completion visible."),
     # Tensor engine
     Event("pe", "columns", 1, "A moving column entered the array."),
-    Event("pe", "passes", 21, "Useful multiply passes: rows x columns in use, per column.", "passes"),
+    Event(
+        "pe", "passes", 21, "Useful multiply passes: rows x columns in use, per column.", "passes"
+    ),
     Event("pe", "busy", 1, "A load, a wave or a drain was under way."),
     Event("pe", "wait_weights", 1, "A matmul was ready but its weights were still loading."),
     Event("pe", "wait_psum", 1, "A matmul was ready but the vector engine held its PSUM bank."),
@@ -54,7 +57,9 @@ COUNTERS = (
     # Vector engine
     Event("dve", "elements", 1, "An element per partition entered the lanes."),
     Event("dve", "busy", 1, "An instruction was in the lanes."),
-    Event("dve", "wait_psum", 1, "An instruction was ready but the tensor engine held its PSUM bank."),
+    Event(
+        "dve", "wait_psum", 1, "An instruction was ready but the tensor engine held its PSUM bank."
+    ),
     Event("dve", "wait_sbuf", 1, "A read lost its SBUF bank, or yielded to a starving DMA."),
     # Queues
     *(
@@ -71,7 +76,9 @@ COUNTERS = (
     Event("sbuf", "conflict_weights", 1, "Weight reads delayed."),
     Event("sbuf", "conflict_vector_read", 1, "Vector reads delayed."),
     Event("sbuf", "conflict_dma_read", 8, "DMA reads delayed, summed over groups.", "group cycles"),
-    Event("sbuf", "conflict_dma_write", 8, "DMA writes delayed, summed over groups.", "group cycles"),
+    Event(
+        "sbuf", "conflict_dma_write", 8, "DMA writes delayed, summed over groups.", "group cycles"
+    ),
     # DMA, summed over engines
     Event("dma", "busy", 8, "Engines with work.", "engine cycles"),
     Event("dma", "read_bytes", 12, "Useful bytes read from HBM by descriptors.", "bytes"),

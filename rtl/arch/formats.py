@@ -98,10 +98,11 @@ class FloatFormat:
     def encode(self, values, *, saturate=False):
         """Round values (see :meth:`round`) and return their codes in :attr:`dtype`'s bytes.
 
-        The result has dtype :attr:`dtype`. NaN becomes the format's canonical NaN with the sign
-        kept, as ``ml_dtypes`` does.
+        The result has dtype :attr:`dtype`. NaN becomes the format's canonical quiet NaN with the
+        sign kept, as in ``ml_dtypes`` (numpy's float16 would keep payload bits).
         """
         rounded = self.round(values, saturate=saturate)
+        rounded = np.where(np.isnan(rounded), np.copysign(np.nan, rounded), rounded)
         with np.errstate(all="ignore"):
             return rounded.astype(np.float32).astype(self.dtype)
 
@@ -217,4 +218,6 @@ def format_of(dtype):
         return _BY_DTYPE[np.dtype(dtype).newbyteorder("=")]
     except (KeyError, TypeError):
         names = ", ".join([*ALIASES, *(f.name for f in FORMATS if not f.is_float)])
-        raise TypeError(f"{dtype!r} is not a number format of this core; use one of {names}") from None
+        raise TypeError(
+            f"{dtype!r} is not a number format of this core; use one of {names}"
+        ) from None

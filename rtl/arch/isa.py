@@ -26,7 +26,8 @@ __all__ = [
     "AP_BITS", "BODY_BIT", "DESCRIPTOR_BYTES", "INSTRUCTIONS", "WORD_BITS", "WORD_BYTES",
     "AccessPattern", "Descriptor", "DescriptorSide", "DmaStart", "Engine", "ErrorCode",
     "EventSemaphore", "Field", "Half", "Instruction", "IsaError", "LoadStationary", "MatmulMoving",
-    "Memset", "Operand", "Space", "TensorCopy", "Update", "UpdateMode", "Wait", "WaitMode", "decode",
+    "Memset", "Operand", "Space", "TensorCopy", "Update", "UpdateMode", "Wait", "WaitMode",
+    "decode",
 ]  # fmt: skip
 
 WORD_BYTES = 128
@@ -124,7 +125,8 @@ class ErrorCode(IntEnum):
 class Field:
     """A scalar field of an instruction body.
 
-    ``values`` (an :class:`IntEnum`) limits the legal codes; the hardware raises BAD_FIELD otherwise.
+    ``values`` (an :class:`IntEnum`) limits the legal codes; the hardware raises BAD_FIELD
+    otherwise.
     """
 
     width: int
@@ -500,9 +502,7 @@ def decode(word):
     try:
         engine = Engine(raw["engine"])
         waits = tuple(
-            Wait(
-                raw[f"wait{i}_semaphore"], WaitMode(raw[f"wait{i}_mode"]), raw[f"wait{i}_value"]
-            )
+            Wait(raw[f"wait{i}_semaphore"], WaitMode(raw[f"wait{i}_mode"]), raw[f"wait{i}_value"])
             for i in range(2)
         )
         update = Update(
@@ -546,9 +546,7 @@ class LoadStationary(Instruction, opcode=0x10, engines=(Engine.PE,)):
     has been read.
     """
 
-    src = Operand(
-        "Stationary tile.", (Space.SBUF,), formats.MATMUL_FORMATS, limit="cols"
-    )
+    src = Operand("Stationary tile.", (Space.SBUF,), formats.MATMUL_FORMATS, limit="cols")
     half = Field(2, "Part of a binary32 operand that is used.", values=Half)
 
 
@@ -556,8 +554,8 @@ class MatmulMoving(Instruction, opcode=0x11, engines=(Engine.PE,)):
     """Stream a moving tile ``[K partitions, N elements]`` through the array into PSUM.
 
     ``dst[m, n] (+)= sum over k of stationary[k, m] * moving[k, n]``, each sum by fused binary32
-    multiply-adds from +0 in ascending ``k``; with ``accumulate`` one binary32 addition of the sum to
-    the old value follows. Partitions outside the tile contribute nothing.
+    multiply-adds from +0 in ascending ``k``; with ``accumulate`` one binary32 addition of the sum
+    to the old value follows. Partitions outside the tile contribute nothing.
 
     Memory: moving SBUF, dst PSUM binary32, one bank, start partition 0. Size: N <= one PSUM bank;
     dst has N elements and M partitions. Cost: issue interval max(N, 6). Completes when the last sum
@@ -632,8 +630,8 @@ class DescriptorSide:
     """Source or destination of a descriptor.
 
     ``address`` is a 48-bit global address (HBM or SBUF window). ``dims`` are up to four
-    ``(step, count)``, innermost first, step in **bytes**, signed 32 bits; count 0..65535. In the SBUF
-    window a step of ``sbuf_partition_stride`` moves to the next partition.
+    ``(step, count)``, innermost first, step in **bytes**, signed 32 bits; count 0..65535. In the
+    SBUF window a step of ``sbuf_partition_stride`` moves to the next partition.
     """
 
     address: int
@@ -670,7 +668,7 @@ DESCRIPTOR_LAYOUT = (
     *((f"dst_step{i}", 384 + 32 * i, 32) for i in range(4)),
     *((f"dst_count{i}", 512 + 16 * i, 16) for i in range(4)),
 )
-"""Name, first bit and width of each field of a 1024-bit descriptor; bits from 576 on are reserved."""
+"""Name, first bit and width of each field of a 1024-bit descriptor; bits from 576 are reserved."""
 
 DESCRIPTOR_COPY = 0xD1
 """Value of ``kind``: strided copy."""

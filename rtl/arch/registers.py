@@ -38,17 +38,17 @@ _FIXED = (
     Register("rows", 0x00C, "r", "Rows of the array."),
     Register(
         "control", 0x010, "w",
-        "Write start to run the queues, reset to stop everything (memories are kept). A start while "
-        "busy, in error or resetting is ignored.",
+        "Write start to run the queues, reset to stop everything (memories are kept). A start "
+        "while busy, in error or resetting is ignored.",
         (("start", 0, 1), ("reset", 1, 1)),
     ),
     Register(
         "status", 0x014, "r",
-        "busy from the cycle after an accepted start until done or error; done and error hold until "
-        "the next start or reset.",
+        "busy from the cycle after an accepted start until done or error; done and error hold "
+        "until the next start or reset.",
         (("busy", 0, 1), ("done", 1, 1), ("error", 2, 1), ("resetting", 3, 1)),
     ),
-    Register("watchdog", 0x018, "rw", "Cycles without progress before WATCHDOG; 0 never. Reset 65536."),
+    Register("watchdog", 0x018, "rw", "Cycles without progress before WATCHDOG (0 never); 65536."),
     Register("clear", 0x01C, "w", "Write 1: set every semaphore to 0 (only while not busy).",
              (("semaphores", 0, 1),)),
     Register(
