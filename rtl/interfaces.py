@@ -132,7 +132,7 @@ def SbufBeat(config):
     """A DMA write beat (stream payload).
 
     Along the free axis (``across`` 0): the 8 bytes at ``offset`` (a multiple of 8) of
-    ``partition``, byte ``i`` written where ``strobe[i]``. Across partitions (``across`` 1): elements
+    ``partition``, byte ``i`` written where ``strobe[i]``. Across partitions (``across``): elements
     of ``1 << size_log2`` bytes at ``offset`` (a multiple of that size) of the ``8 >> size_log2``
     consecutive partitions from ``partition`` (a multiple of that number); element ``i`` is
     ``data[i * size ...]`` and is written where its strobe bits are set.

@@ -185,7 +185,7 @@ class CoreConfig:
 
     # Address map ----------------------------------------------------------------------------------
     # One 48-bit map for every agent: bits 47..40 choose the window. Window 0 is HBM, window 1 is
-    # SBUF (partition << sbuf_partition_log2 | byte offset). The other windows are free for semaphores,
+    # SBUF (partition << sbuf_partition_log2 | byte offset). The rest is free for semaphores,
     # registers and other cores.
 
     @property

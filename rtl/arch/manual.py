@@ -166,7 +166,7 @@ def page():
         ),
         "",
         (
-            f"Semaphore `s` is at `{registers.SEMAPHORE_BASE:#x} + 4 * s`, counter `i` (two words) at "
+            f"Semaphore `s`: `{registers.SEMAPHORE_BASE:#x} + 4 * s`; counter `i` (two words): "
             f"`{registers.COUNTER_BASE:#x} + 8 * i`."
         ),
         "",
