@@ -46,6 +46,7 @@ __all__ = [
 ]  # fmt: skip
 
 SEMAPHORE_LIMIT = 1 << 32
+PSUM_WORD_BYTES = 4
 
 
 class GoldenError(Exception):
@@ -153,10 +154,12 @@ def check_word(word, engine, config):
         if mode >= len(modes):
             raise _Illegal(ErrorCode.BAD_FIELD, _HEADER_BIT[f"{name}_mode"])
     for _, operand, first in cls.operands:
-        codes = [fmt.code for fmt in operand.formats]
-        if get(first + _PATTERN_BIT["dtype"], 8) not in codes:
+        sizes = {fmt.code: fmt.bytes for fmt in operand.formats}
+        size = sizes.get(get(first + _PATTERN_BIT["dtype"], 8))
+        space = get(first + _PATTERN_BIT["space"], 8)
+        if size is None or (space == Space.PSUM and size != PSUM_WORD_BYTES):
             raise _Illegal(ErrorCode.BAD_FIELD, first + _PATTERN_BIT["dtype"])
-        if get(first + _PATTERN_BIT["space"], 8) not in operand.spaces:
+        if space not in operand.spaces:
             raise _Illegal(ErrorCode.BAD_FIELD, first + _PATTERN_BIT["space"])
     for _, item, first in cls.scalars:
         if item.values is not None and get(first, item.width) not in list(item.values):
@@ -364,20 +367,20 @@ def operand_values(codes, fmt, half):
         Elements that contribute nothing.
     """
     if half == Half.WHOLE:
+        # A binary32 does not fit an operand; it is used as TF32.
+        fmt = formats.TF32 if fmt is formats.FP32 else fmt
+    if fmt is not formats.FP32:
         values = fmt.decode(codes)
-        if fmt.name == "float32":  # more bits than an operand holds: the high half is used
-            half = Half.HI
-        else:
-            return values, None
-    bits = np.ascontiguousarray(codes, np.float32).view(np.uint32)
+        # The narrow formats have nothing below their high half.
+        return values, np.ones(values.shape, bool) if half == Half.LO else None
+    bits = np.ascontiguousarray(codes).view(np.uint32)
     high = (bits & np.uint32(0xFFFFF000)).view(np.float32)
     with np.errstate(all="ignore"):
-        special = ~np.isfinite(codes)
         if half == Half.HI:
             # A NaN whose payload lies in the cleared bits is still a NaN.
             return np.where(np.isnan(codes), np.nan, high.astype(np.float64)), None
         low = codes.astype(np.float64) - high.astype(np.float64)
-    void = special | (low == 0)
+        void = ~np.isfinite(codes) | (low == 0)
     return np.where(void, 0.0, low), void
 
 

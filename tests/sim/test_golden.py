@@ -135,7 +135,7 @@ def test_sums_are_right_where_rounding_twice_would_show():
     # openlibm #160: binary32 x binary32 + binary32 through a double rounds twice. With operands of
     # 12 bits the double is enough; these sums sit beside midpoints of binary32.
     for top, small in itertools.product((1.0, 1.5, 4095.0, -3.0), (1, -1, 4095, -2047)):
-        for gap in range(20, 80):
+        for gap in range(20, 80, 3):
             s = np.array([[top], [float(small)]])
             m = np.array([[2.0**24], [2.0**-gap]])
             half_ulp = np.array([[2.0**24, 1.0, 2.0**-gap]]).T
@@ -290,6 +290,33 @@ def test_four_passes_multiply_binary32(rng):
     np.testing.assert_array_equal(got, expected)
     assert np.isnan(got[:, 2]).all()
     assert set(got.view(np.uint32)[np.isnan(got)]) <= {0x7FC00000}
+
+
+@pytest.mark.parametrize("fmt", formats.MATMUL_FORMATS, ids=lambda f: f.name)
+def test_halves_of_every_format(rng, fmt):
+    codes = rng.integers(0, 1 << fmt.bits, 2000, dtype=np.uint64).astype(f"u{fmt.bytes}")
+    codes = codes.view(fmt.dtype)
+    whole, none = golden.operand_values(codes, fmt, Half.WHOLE)
+    high, none_too = golden.operand_values(codes, fmt, Half.HI)
+    low, void = golden.operand_values(codes, fmt, Half.LO)
+    assert none is None
+    assert none_too is None
+    with np.errstate(invalid="ignore"):
+        wide = codes.astype(np.float32).astype(np.float64)
+    special = ~np.isfinite(wide)
+    if fmt.bits == 32:  # a binary32 as a whole is rounded as TF32
+        np.testing.assert_array_equal(whole[~special], round_tf32(codes)[~special])
+    else:
+        np.testing.assert_array_equal(whole, wide)
+        assert void.all()
+        np.testing.assert_array_equal(high, wide)
+    if fmt is formats.FP32:
+        np.testing.assert_array_equal(high[~special] + low[~special], wide[~special])
+        np.testing.assert_array_equal(np.isnan(high), np.isnan(wide))
+        assert void[special].all()
+        for part in (high[~special], low[~special]):  # 12 significand bits are enough
+            fraction, _ = np.frexp(part)
+            assert (np.ldexp(fraction, 12) == np.rint(np.ldexp(fraction, 12))).all()
 
 
 def test_rows_outside_either_tile_contribute_nothing(rng):
@@ -641,6 +668,7 @@ COPY = TensorCopy(
 )
 MATMUL = MatmulMoving(dst=psum(4, 8), src=sbuf(formats.BF16, 4, [(1, 8)]))
 LOAD = LoadStationary(src=sbuf(formats.BF16, 4, [(1, 4)]))
+LOAD32 = LoadStationary(src=sbuf(formats.FP32, 4, [(1, 4)]))
 START = DmaStart(table=0x100, first=0, engines_used=1, queue=0, count=0)
 DST, SRC = BODY_BIT, BODY_BIT + 224
 
@@ -662,8 +690,12 @@ BAD_WORDS = {
     "dtype code": (COPY, ap_field(DST, "dtype"), 99, ErrorCode.BAD_FIELD, DST),
     "dtype zero": (COPY, ap_field(SRC, "dtype"), 0, ErrorCode.BAD_FIELD, SRC),
     "dtype not multiplied": (LOAD, ap_field(DST, "dtype"), 13, ErrorCode.BAD_FIELD, DST),
-    "space not allowed": (COPY, ap_field(DST, "space"), 1, ErrorCode.BAD_FIELD, DST + 8),
+    "space not allowed": (LOAD32, ap_field(DST, "space"), 1, ErrorCode.BAD_FIELD, DST + 8),
     "space without meaning": (COPY, ap_field(SRC, "space"), 2, ErrorCode.BAD_FIELD, SRC + 8),
+    "narrow psum": (
+        COPY.replace(src=psum(2, 4)), ap_field(SRC, "dtype"), formats.BF16.code,
+        ErrorCode.BAD_FIELD, SRC,
+    ),
     "half": (LOAD, (BODY_BIT + 224, 2), 3, ErrorCode.BAD_FIELD, BODY_BIT + 224),
     "partition": (COPY, ap_field(SRC, "start_partition"), 3, ErrorCode.BAD_PARTITION, SRC + 16),
     "partition count": (
