@@ -1,12 +1,12 @@
 """Fused multiply-add and addition in binary32, cut where a processing element puts its registers.
 
 Three functions build combinational logic in the caller's module, and the caller registers between
-them: :func:`product` (or :func:`addend`), :func:`align_add`, :func:`round_sum`. Together they compute
-``RNE(acc + x * w)`` with one rounding, by IEEE-754: subnormals are kept, every NaN is
+them: :func:`product` (or :func:`addend`), :func:`align_add`, :func:`round_sum`. Together they
+compute ``RNE(acc + x * w)`` with one rounding, by IEEE-754: subnormals are kept, every NaN is
 :data:`~.formats.CANONICAL_NAN`.
 
-The logic is written in few, word-wide steps of at most 32 bits. It stays fast in simulators that turn
-each step into a vector instruction over all processing elements, and small in a netlist.
+The logic is written in few, word-wide steps of at most 32 bits. It stays fast in simulators that
+turn each step into a vector instruction over all processing elements, and small in a netlist.
 """
 
 from amaranth.hdl import C, Cat, Module, Mux, Signal, Value, signed
@@ -28,8 +28,8 @@ ADD_CYCLES = 2
 """Latency of :class:`Add`."""
 
 _GUARD = 4
-"""Bits kept below the last bit of a term: guard, one for each bit by which cancellation may shift the
-sum left after an inexact alignment (two, as a product may have a leading zero), sticky."""
+"""Bits kept below the last bit of a term: one to round by, two by which cancellation may shift the
+sum left after an inexact alignment (two, as a product may have a leading zero), and sticky."""
 
 _INF_EXP = 383
 """Exponent that stands for infinity: above every finite one, and a sum there overflows."""
@@ -38,8 +38,8 @@ _INF_EXP = 383
 class Product(data.Struct):
     """A term on its way to the adder: ``(-1)**sign * sig * 2**(exp - 150)``, 37 bits.
 
-    ``sig`` may have leading zeros: one in a product, more only with ``exp`` 1. A term that contributes
-    nothing is -0, which is the identity of addition.
+    ``sig`` may have leading zeros: one in a product, more only with ``exp`` 1. A term that
+    contributes nothing is -0, which is the identity of addition.
 
     Members
     -------
@@ -213,7 +213,7 @@ def align_add(m, term, acc, *, name="sum"):
         low.eq(kept | (lost != 0)),
     ]
 
-    # Both differences, so that no carry chain follows another. Both are non-negative only if the terms
+    # Both differences, so that no carry chain follows another. Neither is negative only if the terms
     # cancel: then neither sign below is set, which is the +0 of round to nearest.
     total = Signal(width + 1, name=f"{name}_total")
     above = Signal(signed(width + 1), name=f"{name}_above")
@@ -262,8 +262,8 @@ def round_sum(m, s, *, name="result"):
         exp.eq(Mux(mag[-1], s.exp - shift, 0)),
     ]
 
-    # Half of the last place, less one where that bit is 0: a tie then falls to the even side. A carry
-    # moves into the exponent as it should.
+    # Half of the last place, less one where that bit is 0: a tie then falls to the even side. A
+    # carry moves into the exponent as it should.
     rounded = Signal(width + 1, name=f"{name}_rounded")
     packed = Signal(32, name=f"{name}_packed")
     finite = Signal(31, name=f"{name}_finite")

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from amaranth.back import verilog
 from amaranth.lib import wiring
-
 from makalu.sim import toolchain
 
 _TYPES = {8: "uint8_t", 16: "uint16_t", 32: "uint32_t", 64: "uint64_t"}
