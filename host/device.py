@@ -1,0 +1,740 @@
+"""The device: HBM tensors, programs and matrix products on one core, whatever simulates it.
+
+Names follow the Neuron runtime: ``allocate``, ``write``, ``read``, ``load``, ``execute``, ``unload``.
+"""
+
+import contextlib
+import os
+import threading
+import time
+import weakref
+from collections import OrderedDict
+from math import prod
+from pathlib import Path
+
+import numpy as np
+
+from ..rtl.arch.config import CoreConfig, HbmConfig, named_config
+from ..rtl.arch.formats import format_of
+from ..rtl.arch.isa import DESCRIPTOR_BYTES, WORD_BYTES, Engine, ErrorCode
+from . import devices
+from .allocator import Allocator
+from .errors import (
+    ClosedError,
+    Deadlock,
+    DeviceError,
+    DeviceFaulted,
+    DtypeError,
+    HbmOutOfMemory,
+    MakaluError,
+    QueueStatus,
+    ShapeError,
+    TensorError,
+    WatchdogTimeout,
+    describe_field,
+    disassemble,
+)
+from .lower import MatmulShape, operand_format, to_format
+from .report import RunReport
+
+__all__ = ["Device", "LoadedProgram", "Tensor", "open_device"]
+
+CACHED_PROGRAMS = 64
+"""Compiled matrix products a device keeps."""
+
+
+def _as_config(config):
+    if isinstance(config, CoreConfig):
+        return config
+    if isinstance(config, str):
+        return named_config(config)
+    raise TypeError(f"config must be a CoreConfig or the name of one, not {config!r}")
+
+
+def _as_hbm(hbm, backend, config):
+    if hbm is None:
+        return devices.default_hbm(backend, config)
+    if isinstance(hbm, HbmConfig):
+        return hbm
+    if isinstance(hbm, int) and not isinstance(hbm, bool):
+        return HbmConfig(size_bytes=hbm)
+    raise TypeError(f"hbm must be an HbmConfig or a number of bytes, not {hbm!r}")
+
+
+def open_device(config="SMALL", backend="auto", *, hbm=None, progress=None):
+    """Open a device.
+
+    Parameters
+    ----------
+    config : :class:`str` or :class:`CoreConfig`
+        ``"TINY"``, ``"SMALL"``, ``"TRN"``, or a machine of your own.
+    backend : :class:`str`
+        ``"golden"``, ``"pysim"``, ``"verilator"``, or ``"auto"``: the fastest simulation of the
+        hardware that this machine can build; ``Device.backend_reason`` says why it was taken.
+    hbm : :class:`HbmConfig`, :class:`int` (bytes) or ``None``
+    progress : callable or ``None``
+        Called while a program runs with (instructions issued, instructions in all, cycles or
+        ``None``).
+
+    Raises
+    ------
+    :exc:`ValueError`
+        If there is no such machine.
+    :exc:`ToolMissing`
+        If the backend asked for cannot be used here.
+    """
+    return Device(config, backend, hbm=hbm, progress=progress)
+
+
+class Tensor:
+    """Memory in HBM with a shape and a number format.
+
+    Made by :meth:`Device.allocate` or :meth:`from_numpy`.
+
+    Attributes
+    ----------
+    name : :class:`str`
+    shape : tuple
+    format : format of :mod:`..rtl.arch.formats`
+    address : :class:`int`
+        In HBM.
+    """
+
+    def __init__(self, device, name, shape, fmt):
+        self.device = device
+        self.name, self.shape, self.format = name, shape, fmt
+        self.address = device._allocate(self.nbytes, f"tensor {name} {list(shape)} {fmt.name}")
+        self._freed = False
+
+    @classmethod
+    def from_numpy(cls, device, array, *, name=None):
+        """Allocate a tensor for ``array`` and write it."""
+        array = np.asarray(array)
+        tensor = device.allocate(array.shape, array.dtype, name=name)
+        tensor.write(array)
+        return tensor
+
+    @property
+    def dtype(self):
+        """Numpy dtype of the elements."""
+        return self.format.dtype
+
+    @property
+    def size(self):
+        """Elements."""
+        return prod(self.shape)
+
+    @property
+    def nbytes(self):
+        """Size in bytes."""
+        return self.size * self.format.bytes
+
+    def _check(self):
+        if self._freed:
+            raise ClosedError(f"tensor {self.name} was freed")
+        self.device._check_open()
+
+    def write(self, array):
+        """Copy an array of the same shape and format into the tensor; any strides, any byte order.
+
+        Raises
+        ------
+        :exc:`ShapeError`, :exc:`DtypeError`
+            Nothing is broadcast and nothing is converted.
+        """
+        self._check()
+        array = np.asarray(array)
+        if array.shape != self.shape:
+            raise ShapeError(f"tensor {self.name} has shape {self.shape}, the array {array.shape}")
+        if array.dtype.newbyteorder("=") != self.dtype:
+            raise DtypeError(
+                f"tensor {self.name} is {self.format.name}, the array {array.dtype}; convert it first"
+            )
+        native = np.ascontiguousarray(array, dtype=self.dtype)
+        self.device._runner.hbm_write(self.address, native.tobytes())
+        return self
+
+    def read(self):
+        """The tensor as a new array."""
+        self._check()
+        raw = self.device._runner.hbm_read(self.address, self.nbytes)
+        return np.frombuffer(bytearray(raw), self.dtype).reshape(self.shape)
+
+    numpy = read
+
+    def free(self):
+        """Give the memory back; the tensor is of no use afterwards."""
+        if self._freed:
+            raise ClosedError(f"tensor {self.name} was freed already")
+        self._freed = True
+        self.device._tensors.discard(self)
+        if not self.device.closed:
+            self.device._memory.free(self.address)
+
+    def __del__(self):
+        with contextlib.suppress(Exception):
+            if not self._freed:
+                self.free()
+
+    def __repr__(self):
+        state = "freed" if self._freed else f"at {self.address:#x}"
+        return f"<Tensor {self.name} {list(self.shape)} {self.format.name} {state}>"
+
+
+class LoadedProgram:
+    """A program on a device; made by :meth:`Device.load`.
+
+    Attributes
+    ----------
+    program : :class:`~..firmware.program.Program`
+    device : :class:`Device`
+    """
+
+    def __init__(self, device, program):
+        self.device, self.program = device, program
+        self._image_address = None
+        self._image_room = 0
+        self._linked = None  # addresses of the tensors in the image that lies in HBM
+        self._queues = None
+        self._owned = {}  # tensors between instructions: allocated once
+        self._unloaded = False
+        self.busy = False
+
+    @property
+    def name(self):
+        """Name of the program."""
+        return getattr(self.program, "name", "program")
+
+    @property
+    def tensors(self):
+        """What the program reads and writes: name to declaration."""
+        return {t.name: t for t in self.program.tensors}
+
+    @property
+    def inputs(self):
+        """Names of the tensors that the program reads."""
+        return [t.name for t in self.program.tensors if t.kind == "input"]
+
+    @property
+    def outputs(self):
+        """Names of the tensors that the program writes."""
+        return [t.name for t in self.program.tensors if t.kind == "output"]
+
+    def execute(self, inputs=None, outputs=None):
+        """Run the program.
+
+        Parameters
+        ----------
+        inputs : dict
+            Name to :class:`Tensor`, or to an array, which is copied to HBM for this run.
+        outputs : dict or ``None``
+            Name to :class:`Tensor`. Outputs that are not named come back as arrays.
+
+        Returns
+        -------
+        dict
+            Name to :class:`Tensor` (those given) or array (all others), for every output.
+
+        Raises
+        ------
+        :exc:`TensorError`, :exc:`ShapeError`, :exc:`DtypeError`
+            If the tensors are not those of the program; nothing has run.
+        :exc:`DeviceError`, :exc:`Deadlock`, :exc:`WatchdogTimeout`
+            If the core stopped.
+        """
+        if self._unloaded:
+            raise ClosedError(f"{self.name} was unloaded")
+        device = self.device
+        device._check_ready()
+        inputs, outputs = dict(inputs or {}), dict(outputs or {})
+        self._check_names(inputs, outputs)
+        with device._lock, contextlib.ExitStack() as stack:
+            bound = {}
+            for spec in self.program.tensors:
+                if spec.kind in ("input", "output"):
+                    given = inputs.get(spec.name, outputs.get(spec.name))
+                    bound[spec.name] = self._bind(spec, given, stack)
+                else:
+                    bound[spec.name] = self._own(spec)
+            device._run(self, {name: t.address for name, t in bound.items()})
+            result = {}
+            for name in self.outputs:
+                result[name] = outputs[name] if name in outputs else bound[name].read()
+        return result
+
+    def _check_names(self, inputs, outputs):
+        for what, given, known in (
+            ("input", inputs, self.inputs),
+            ("output", outputs, self.outputs),
+        ):
+            unknown = sorted(set(given) - set(known))
+            if unknown:
+                have = ", ".join(known) or "none"
+                raise TensorError(
+                    f"{self.name} has no {what} {', '.join(unknown)}; its {what}s are {have}"
+                )
+        lacking = [name for name in self.inputs if name not in inputs]
+        if lacking:
+            raise TensorError(f"{self.name} needs input {', '.join(lacking)}")
+        for name, value in outputs.items():
+            if not isinstance(value, Tensor):
+                raise TensorError(
+                    f"output {name} must be a Tensor of the device, not {type(value).__name__}; "
+                    "leave it out to get an array"
+                )
+
+    def _bind(self, spec, given, stack):
+        fmt = format_of(spec.dtype)
+        shape = tuple(spec.shape)
+        what = f"{spec.kind} {spec.name} of {self.name}"
+        if isinstance(given, Tensor):
+            given._check()
+            if given.device is not self.device:
+                raise TensorError(f"{what}: tensor {given.name} belongs to another device")
+            if given.shape != shape:
+                raise ShapeError(f"{what} has shape {shape}, tensor {given.name} {given.shape}")
+            if given.dtype != fmt.dtype:
+                raise DtypeError(f"{what} is {fmt.name}, tensor {given.name} {given.format.name}")
+            return given
+        if given is not None:
+            given = np.asarray(given)
+            if given.shape != shape:
+                raise ShapeError(f"{what} has shape {shape}, the array {given.shape}")
+            if given.dtype.newbyteorder("=") != fmt.dtype:
+                raise DtypeError(f"{what} is {fmt.name}, the array {given.dtype}; convert it first")
+        tensor = self.device._temporary(spec.name, shape, fmt, stack)
+        if given is not None:
+            tensor.write(given)
+        return tensor
+
+    def _own(self, spec):
+        if spec.name not in self._owned:
+            self._owned[spec.name] = self.device.allocate(
+                tuple(spec.shape), spec.dtype, name=f"{self.name}.{spec.name}"
+            )
+        return self._owned[spec.name]
+
+    def _place(self, addresses):
+        """Put the image into HBM, linked to these tensor addresses; the queues to run."""
+        if self._linked == addresses:
+            return self._queues
+        device = self.device
+        if self._image_address is None:
+            image, _ = self.program.link(0, addresses)
+            what = f"the image of {self.name}"
+            self._image_address = device._allocate(len(image), what)
+            self._image_room = len(image)
+        self._linked = None
+        image, queues = self.program.link(self._image_address, addresses)
+        if len(image) > self._image_room:
+            raise MakaluError(f"the image of {self.name} changed its size when it was linked")
+        device._runner.hbm_write(self._image_address, bytes(image))
+        self._linked, self._queues = dict(addresses), queues
+        return queues
+
+    def unload(self):
+        """Give the program's memory back."""
+        if self._unloaded:
+            raise ClosedError(f"{self.name} was unloaded already")
+        self._unloaded = True
+        device = self.device
+        device._programs.discard(self)
+        if device.closed:
+            return
+        if self._image_address is not None:
+            device._memory.free(self._image_address)
+        for tensor in self._owned.values():
+            tensor.free()
+
+    def __del__(self):
+        with contextlib.suppress(Exception):
+            if not self._unloaded:
+                self.unload()
+
+    def __repr__(self):
+        state = "unloaded" if self._unloaded else f"on {self.device!r}"
+        return f"<LoadedProgram {self.name} {state}>"
+
+
+class Device:
+    """One core with its HBM; see :func:`open_device` for the parameters.
+
+    Attributes
+    ----------
+    config : :class:`CoreConfig`
+    backend : :class:`str`
+        What simulates the core.
+    backend_reason : :class:`str`
+        Why it was taken.
+    hbm : :class:`HbmConfig`
+    last_run : :class:`RunReport` or ``None``
+        Of the last matrix product, program run, or group of them.
+    """
+
+    def __init__(self, config="SMALL", backend="auto", *, hbm=None, progress=None):
+        self._runner = None
+        self.config = _as_config(config)
+        self.backend, self.backend_reason = devices.choose(backend, self.config)
+        self.hbm = _as_hbm(hbm, self.backend, self.config)
+        self.progress = progress
+        self.last_run = None
+        self._memory = Allocator(self.hbm.size_bytes)
+        self._tensors = weakref.WeakSet()
+        self._programs = weakref.WeakSet()
+        self._matmuls = OrderedDict()  # key: what was compiled; value: LoadedProgram
+        self._fault = None
+        self._count = 0
+        self._lock = threading.RLock()
+        self._runner = devices.start(self.backend, self.config, self.hbm, progress)
+
+    # Life -----------------------------------------------------------------------------------------
+
+    def __enter__(self):
+        self._check_open()
+        return self
+
+    def __exit__(self, *_):
+        if not self.closed:
+            self.close()
+
+    def __del__(self):
+        with contextlib.suppress(Exception):
+            self.__exit__()
+
+    @property
+    def closed(self):
+        """Whether the device was closed."""
+        return self._runner is None
+
+    @property
+    def build_s(self):
+        """Seconds that building the simulator took; 0 if it was built before."""
+        self._check_open()
+        return self._runner.build_s
+
+    @property
+    def free_bytes(self):
+        """HBM bytes that are free."""
+        return self._memory.free_bytes
+
+    def close(self):
+        """Stop the simulator and forget everything on the device; closing twice is allowed."""
+        runner, self._runner = self._runner, None
+        if runner is not None:
+            runner.close()
+        self._matmuls.clear()
+
+    def reset(self):
+        """Stop whatever runs and make the device usable again after an error.
+
+        Tensors, programs and the contents of the memories stay.
+        """
+        self._check_open()
+        with self._lock:
+            self._runner.reset()
+            self._fault = None
+
+    def _check_open(self):
+        if self.closed:
+            raise ClosedError("the device was closed")
+
+    def _check_ready(self):
+        self._check_open()
+        if self._fault is not None:
+            raise DeviceFaulted(
+                f"the device stopped and was not reset; call reset() first. It stopped because: "
+                f"{self._fault}"
+            )
+
+    def __repr__(self):
+        state = "closed" if self.closed else f"{self.free_bytes:,} bytes of HBM free"
+        return f"<Device {self.config.name} on {self.backend}, {state}>"
+
+    # Memory ---------------------------------------------------------------------------------------
+
+    def allocate(self, shape, dtype, *, name=None):
+        """A :class:`Tensor` in HBM; its bytes are what was there before.
+
+        Raises
+        ------
+        :exc:`HbmOutOfMemory`
+        :exc:`DtypeError`
+            If the core has no such number format.
+        """
+        self._check_open()
+        try:
+            fmt = format_of(dtype)
+        except TypeError as error:
+            raise DtypeError(str(error)) from None
+        shape = (shape,) if isinstance(shape, int | np.integer) else tuple(shape)
+        for n in shape:
+            if not isinstance(n, int | np.integer) or isinstance(n, bool) or n < 0:
+                raise ShapeError(f"shape {shape} must consist of whole numbers from 0")
+        if name is None:
+            self._count += 1
+            name = f"tensor{self._count}"
+        tensor = Tensor(self, name, tuple(int(n) for n in shape), fmt)
+        self._tensors.add(tensor)
+        return tensor
+
+    def from_numpy(self, array, *, name=None):
+        """A new :class:`Tensor` that holds ``array``."""
+        return Tensor.from_numpy(self, array, name=name)
+
+    def _allocate(self, size, what):
+        """HBM for ``what``; compiled matrix products are dropped to make room."""
+        while True:
+            try:
+                return self._memory.allocate(size, what)
+            except HbmOutOfMemory:
+                for key, loaded in self._matmuls.items():
+                    if not loaded.busy:
+                        del self._matmuls[key]
+                        loaded.unload()
+                        break
+                else:
+                    raise
+
+    def _temporary(self, name, shape, fmt, stack):
+        """A tensor that is freed when ``stack`` closes."""
+        tensor = self.allocate(shape, fmt, name=name)
+        stack.callback(tensor.free)
+        return tensor
+
+    # Programs -------------------------------------------------------------------------------------
+
+    def load(self, program):
+        """Load a program, or the program file at a path, for :meth:`LoadedProgram.execute`.
+
+        Raises
+        ------
+        :exc:`~..firmware.program.ProgramError`
+            If the file is damaged or the program is for another machine.
+        """
+        from ..firmware.program import Program, ProgramError
+
+        self._check_open()
+        if isinstance(program, str | os.PathLike):
+            program = Program.load(Path(program))
+        if program.fingerprint != self.config.fingerprint:
+            raise ProgramError(
+                f"the program was compiled for another machine (fingerprint "
+                f"{program.fingerprint:#010x}); this device is {self.config.name} "
+                f"({self.config.fingerprint:#010x}): compile it again for config={self.config!r}"
+            )
+        loaded = LoadedProgram(self, program)
+        self._programs.add(loaded)
+        return loaded
+
+    def unload(self, loaded):
+        """Give a loaded program's memory back."""
+        loaded.unload()
+
+    def _run(self, loaded, addresses):
+        """Run a loaded program once and leave its report in :attr:`last_run`."""
+        queues = loaded._place(addresses)
+        runner = self._runner
+        began = time.perf_counter()
+        try:
+            counters = runner.run(queues, self.progress)
+        except devices.Fault as fault:
+            error = self._explain(fault, queues, loaded.program)
+            self._fault = error
+            raise error from None
+        except BaseException as error:  # Ctrl-C in the middle of a run
+            self._fault = error if str(error) else type(error).__name__
+            raise
+        wall_s = time.perf_counter() - began
+        self.last_run = RunReport.of_run(
+            self.config,
+            self.backend,
+            counters,
+            macs=_stat(loaded.program, "macs"),
+            wall_s=wall_s,
+            build_s=runner.build_s,
+        )
+
+    def _explain(self, fault, queues, program):
+        """A fault as an error that names instruction, field, source line and who waits."""
+        runner = self._runner
+
+        def locate(engine, pc):
+            base, count = queues.get(engine, (0, 0))
+            index = (pc - base) // WORD_BYTES
+            return index if 0 <= index < count else None
+
+        def word_at(pc):
+            if 0 <= pc <= self.hbm.size_bytes - WORD_BYTES:
+                return bytes(runner.hbm_read(pc, WORD_BYTES))
+            return b""
+
+        statuses = []
+        for state in fault.queues:
+            index = locate(state.engine, state.pc)
+            waits = state.state != "done" and index is not None
+            statuses.append(
+                QueueStatus(
+                    engine=state.engine, state=state.state, issued=state.issued,
+                    count=queues.get(state.engine, (0, 0))[1], pc=state.pc, wait=state.wait,
+                    mode=state.mode, semaphore=state.semaphore, wanted=state.wanted,
+                    seen=state.seen, instruction=disassemble(word_at(state.pc)) if waits else "",
+                    source=_source(program, state.engine, index) if waits else "",
+                )
+            )  # fmt: skip
+        common = {
+            "pc": fault.pc, "field_bit": fault.field, "address": fault.address, "queues": statuses,
+        }  # fmt: skip
+        if fault.code == ErrorCode.WATCHDOG:
+            unfinished = [s for s in statuses if s.state != "done"]
+            stuck = unfinished and all(s.state == "waiting_semaphore" for s in unfinished)
+            engine = unfinished[0].engine if unfinished else Engine.SP
+            return (Deadlock if stuck else WatchdogTimeout)(fault.code, engine=engine, **common)
+        if fault.source >= 16:
+            raw = b""
+            if 0 <= fault.pc <= self.hbm.size_bytes - DESCRIPTOR_BYTES:
+                raw = bytes(runner.hbm_read(fault.pc, DESCRIPTOR_BYTES))
+            named = fault.code == ErrorCode.BAD_DESCRIPTOR
+            return DeviceError(
+                fault.code,
+                dma_engine=fault.source - 16,
+                field=describe_field(raw, fault.field, descriptor=True) if named else "",
+                **common,
+            )
+        engine = Engine(fault.source)
+        index, word = locate(engine, fault.pc), word_at(fault.pc)
+        named = fault.code not in (ErrorCode.RESERVED_BITS, ErrorCode.BUS_FETCH)
+        return DeviceError(
+            fault.code,
+            engine=engine,
+            index=index,
+            field=describe_field(word, fault.field) if named else "",
+            instruction=disassemble(word) if word else "",
+            source=_source(program, engine, index),
+            **common,
+        )
+
+    # Matrix products ------------------------------------------------------------------------------
+
+    def matmul(self, a, b, dtype=None, out_dtype="fp32", *, check=False):
+        """``a @ b`` on the core; shapes as :func:`numpy.matmul`.
+
+        The operands' own format decides how they are multiplied; binary32 operands are multiplied
+        exactly as four passes of 12-bit halves. Products are summed in binary32 in ascending order
+        of the inner index, K tile by K tile, so the result depends on the operands, the format and
+        the number of rows of the array alone.
+
+        Parameters
+        ----------
+        a, b : array_like
+            Any strides, any byte order.
+        dtype : format or ``None``
+            Round the operands to this format first, once, to nearest even. Needed where they have
+            no common format of the tensor engine: binary64, integers, booleans, mixed formats.
+        out_dtype : format
+            Of the result; rounded once from the binary32 sums.
+        check : :class:`bool`
+            Compare with the binary64 product of the operands as they are multiplied;
+            ``last_run.max_abs_error`` holds the largest difference of finite values.
+
+        Returns
+        -------
+        :class:`numpy.ndarray`
+            Or a scalar for two vectors.
+
+        Raises
+        ------
+        :exc:`DtypeError` (a :exc:`TypeError`)
+            If the operands have no common format and ``dtype`` does not say which to use.
+        :exc:`ShapeError` (a :exc:`ValueError`)
+            If numpy would not multiply them.
+        """
+        self._check_ready()
+        a, b = np.asarray(a), np.asarray(b)
+        shape = MatmulShape.of(a.shape, b.shape)
+        fmt = operand_format(a, b, dtype)
+        try:
+            out_fmt = format_of(out_dtype)
+        except TypeError as error:
+            raise DtypeError(f"out_dtype={out_dtype!r}: {error}") from None
+        report = RunReport(
+            config=self.config.name,
+            backend=self.backend,
+            rows=self.config.rows,
+            cols=self.config.cols,
+            build_s=self._runner.build_s,
+        )
+        if shape.is_empty:
+            report.cycles = 0 if self._runner.has_cycles else None
+            self.last_run = report
+            return np.zeros(shape.result, out_fmt.dtype)[()]
+        a, b = to_format(a, fmt, name="a"), to_format(b, fmt, name="b")
+        parts = []
+        with self._lock:
+            for left, right in shape.jobs(a, b):
+                parts.append(self._multiply(left, right, fmt, out_fmt, report))
+        result = np.concatenate([part.reshape(-1) for part in parts]).reshape(shape.result)
+        report.macs = shape.macs
+        if check:
+            report.max_abs_error = _error(a, b, fmt, result, out_fmt)
+        self.last_run = report
+        return result[()]
+
+    def _multiply(self, a, b, fmt, out_fmt, report):
+        key = (a.shape, b.shape, fmt.name, out_fmt.name)
+        began = time.perf_counter()
+        loaded = self._matmuls.pop(key, None)
+        if loaded is None:
+            loaded = self._compile(a.shape, b.shape, fmt, out_fmt)
+        self._matmuls[key] = loaded
+        compile_s = time.perf_counter() - began
+        while len(self._matmuls) > CACHED_PROGRAMS:
+            self._matmuls.popitem(last=False)[1].unload()
+        loaded.busy = True
+        try:
+            names = loaded.inputs
+            out = loaded.execute({names[0]: a, names[1]: b})
+        finally:
+            loaded.busy = False
+        self.last_run.compile_s = compile_s
+        report.add(self.last_run)
+        return out[loaded.outputs[0]]
+
+    def _compile(self, a_shape, b_shape, fmt, out_fmt):
+        from ..firmware.kernels.matmul import matmul_program
+
+        program = matmul_program(self.config, a_shape, b_shape, fmt, out_fmt)
+        return self.load(program)
+
+    # Looking inside -------------------------------------------------------------------------------
+
+    def sbuf(self):
+        """Contents of SBUF as ``[partitions, bytes]``, a copy."""
+        self._check_open()
+        return self._runner.sbuf()
+
+    def psum(self):
+        """Contents of PSUM as ``[partitions, bytes]``, a copy."""
+        self._check_open()
+        return self._runner.psum()
+
+
+def _stat(program, name):
+    stats = getattr(program, "stats", None) or {}
+    return stats.get(name)
+
+
+def _source(program, engine, index):
+    """Line of the kernel that instruction ``index`` of ``engine`` came from, or ''."""
+    find = getattr(program, "source_of", None)
+    if find is None or index is None:
+        return ""
+    return str(find(engine, index) or "")
+
+
+def _error(a, b, fmt, result, out_fmt):
+    """Largest difference to the binary64 product, where both are finite."""
+    with np.errstate(all="ignore"):
+        exact = np.matmul(fmt.decode(a), fmt.decode(b))
+        difference = np.abs(exact - out_fmt.decode(result))
+    finite = difference[np.isfinite(difference)]
+    return float(finite.max()) if finite.size else 0.0
