@@ -26,8 +26,8 @@ import platformdirs
 
 __all__ = [
     "BuildError", "ToolMissing", "Verilator", "build_verilated", "cache_dir", "cached", "find_cc",
-    "find_cxx", "find_verilator", "hash_of", "run_all", "target_flags", "tool_version",
-    "verilate_into",
+    "find_cxx", "find_verilator", "hash_of", "run_all", "runtime_objects", "target_flags",
+    "tool_version", "verilate_into",
 ]  # fmt: skip
 
 _KEEP = 24
@@ -389,9 +389,13 @@ def _make_lists(path):
     return lists
 
 
-def _runtime_objects(names, cxx, verilator, opt, jobs):
-    """Object files of Verilator's own library, shared by all models."""
-    flags = _cxx_flags(cxx, verilator, opt)
+def runtime_objects(names, cxx, verilator, opt, jobs, *, without=()):
+    """Return object files of Verilator's own library (``names`` without suffix), built once.
+
+    ``opt`` is the optimisation level, ``jobs`` the number of compilers at a time, ``without`` lists
+    flags to leave away.
+    """
+    flags = [flag for flag in _cxx_flags(cxx, verilator, opt) if flag not in without]
     key = hash_of(cxx, tool_version(cxx), verilator.version, flags, names, _processor())
 
     def build(work):
@@ -442,7 +446,7 @@ def verilate_into(
     slow = [*lists.get("VM_CLASSES_SLOW", ()), *lists.get("VM_SUPPORT_SLOW", ())]
     runtime = sorted({*lists.get("VM_GLOBAL_FAST", ()), *lists.get("VM_GLOBAL_SLOW", ())})
     report("compiling", 0.1)
-    runtime_objects = _runtime_objects(runtime, cxx, verilator, opt, jobs)
+    shared_objects = runtime_objects(runtime, cxx, verilator, opt, jobs)
 
     (build / "glue.cpp").write_text(glue)
     units = [(build / "glue.cpp", opt)]
@@ -464,7 +468,7 @@ def verilate_into(
     report("linking", 0.95)
     library = work / f"{name}.so"
     response = build / "objects.rsp"
-    response.write_text("\n".join(f'"{path}"' for path in [*objects, *runtime_objects]))
+    response.write_text("\n".join(f'"{path}"' for path in [*objects, *shared_objects]))
     run_all(
         [[*cxx, *target_flags(cxx), opt, "-shared", "-o", str(library), f"@{response}", "-pthread"]]
     )
