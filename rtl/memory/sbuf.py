@@ -1,8 +1,8 @@
 """State buffer: the on-chip memory that feeds the tensor and vector engines and that DMA fills.
 
-One :class:`SbufSlice` per partition holds two address-interleaved banks of 16-byte words. The engines
-command all partitions together, so their arbitration is central (:class:`Sbuf`); DMA beats reach one
-group of partitions each and take what the engines leave (:class:`SbufGroup`).
+One :class:`SbufSlice` per partition holds two address-interleaved banks of 16-byte words. The
+engines command all partitions together, so their arbitration is central (:class:`Sbuf`); DMA beats
+reach one group of partitions each and take what the engines leave (:class:`SbufGroup`).
 """
 
 from functools import reduce
@@ -42,7 +42,9 @@ def _any(values):
 def _select(chosen, values):
     """The value whose ``chosen`` bit is set (0 if none): an AND-OR selector for one-hot choices."""
     values = [Value.cast(value) for value in values]
-    return _any(value & bit.replicate(len(value)) for bit, value in zip(chosen, values, strict=True))
+    return _any(
+        value & bit.replicate(len(value)) for bit, value in zip(chosen, values, strict=True)
+    )
 
 
 class SbufSlice(wiring.Component):
@@ -65,14 +67,15 @@ class SbufSlice(wiring.Component):
     read_en, read_row : :py:`In(1).array(2)`, :py:`In(row_bits).array(2)`
         Per bank, cycle 1 of a read.
     moving_new, moving_bank, moving_offset
-        Cycle 2 of a read: take the word of ``bank`` (``new``) or the one taken last; element offset.
+        Cycle 2 of a read: take the word of ``bank`` (``new``) or the one taken last; element's
+        offset.
     weights_new, weights_bank, weights_offsets : four offsets
     vector_new, vector_bank, vector_offset
     dma_bank, dma_offset
         As ``moving``; always ``new``.
     moving, weights, vector, dma : :py:`Out(32)`, :py:`Out(128)`, :py:`Out(32)`, :py:`Out(64)`
-        Cycle 3 of a read: the elements. ``dma`` carries the 8 bytes around the offset, the element at
-        the offset lowest.
+        Cycle 3 of a read: the elements. ``dma`` carries the 8 bytes around the offset, the element
+        at the offset lowest.
     put, put_size_log2, put_mask, put_data
         An element for the word under construction: ``put_mask`` has ones in its bits of the word.
     commit, write_row : :py:`In(1).array(2)`, :py:`In(row_bits).array(2)`
@@ -209,7 +212,8 @@ class SbufGroup(wiring.Component):
         Engines whose beat is for this group and whose bank is free.
     write_grant, read_grant : :py:`Out(engines)`
         One-hot, combinational: the engine that is served now.
-    write_beats, read_beats : :py:`In(SbufBeat).array(engines)`, :py:`In(SbufReadRequest).array(engines)`
+    write_beats : :py:`In(SbufBeat).array(engines)`
+    read_beats : :py:`In(SbufReadRequest).array(engines)`
     engine_read, engine_row : :py:`In(1).array(2)`, :py:`In(row_bits).array(2)`
         Banks that the engines read, and where (cycle 0); DMA gets the others.
     commit, commit_row : :py:`In(1).array(2)`, :py:`In(row_bits)`
@@ -294,7 +298,7 @@ class SbufGroup(wiring.Component):
         slot = self._slot(now)
         low = Signal(8)  # where an element's strobes go within 8 bytes
         for j in range(self.config.group):
-            # Element of slice j in a beat across partitions, and whether the beat reaches the slice.
+            # Element of slice j in a beat across partitions, and whether the beat reaches it.
             byte, half, word = j % 8, j % 4, j % 2
             one, two, four = (
                 now.data.word_select(byte, 8),
@@ -399,11 +403,11 @@ class Sbuf(wiring.Component):
     """The state buffer of all partitions.
 
     Per bank and cycle there is one read and one write. Reads go to moving, weights, vector, DMA in
-    this order; writes to vector, DMA. Moving and vector writes are never refused. A DMA beat that has
-    been refused its bank :data:`DMA_PATIENCE_CYCLES` times is starving: weights and vector reads yield
-    that bank to DMA reads, and the vector engine, which sees ``starving``, leaves a gap in its
-    writes. So with the moving operand out of the way a DMA read is taken at most
-    ``DMA_PATIENCE_CYCLES + 1 + dma_engines`` cycles after it was offered.
+    this order; writes to vector, DMA. Moving and vector writes are never refused. A DMA beat that
+    has been refused its bank :data:`DMA_PATIENCE_CYCLES` times is starving: weights and vector reads
+    yield that bank to DMA reads, and the vector engine, which sees ``starving``, leaves a gap in its
+    writes. So, cycles in which moving takes the bank not counted, a DMA read is taken at most
+    ``DMA_PATIENCE_CYCLES + dma_engines`` cycles after it was offered.
 
     Parameters
     ----------
@@ -423,8 +427,8 @@ class Sbuf(wiring.Component):
     vector_write : :py:`In(SbufVectorWritePort)`
     dma_write : :py:`In(stream.Signature(SbufBeat)).array(engines)`
     dma_read : :py:`In(stream.Signature(SbufReadRequest)).array(engines)`
-        Any engine reaches any partition; per group of partitions one beat of each kind per cycle, in
-        turn.
+        Any engine reaches any partition; per group of partitions one beat of each kind per cycle,
+        in turn.
     dma_read_data : :py:`Out(DmaReadData).array(engines)`
     starving : :py:`Out(2)`
         Per bank, registered: a DMA beat has waited too long.
@@ -434,9 +438,9 @@ class Sbuf(wiring.Component):
     Timing
     ------
     Commands and beats: one per port and cycle. Data:
-    :data:`~..interfaces.SBUF_READ_CYCLES` (DMA: :data:`~..interfaces.DMA_READ_CYCLES`) cycles after the
-    command was taken. A read taken in the cycle after a write sees it; in the same cycle it sees the
-    old bytes. ::
+    :data:`~..interfaces.SBUF_READ_CYCLES` (DMA: :data:`~..interfaces.DMA_READ_CYCLES`) cycles after
+    the command was taken. A read taken in the cycle after a write sees it; in the same cycle it sees
+    the old bytes. ::
 
         cycle          0  1  2  3  4
         command valid  1  0  0  0  0
@@ -557,9 +561,7 @@ class Sbuf(wiring.Component):
             byte = port.offset[0] == i % 2
             m.d.comb += put_bytes[i].eq(same & (size[1] | half & (size[0] | byte)))
         put_mask = Signal(128)
-        m.d.comb += put_mask.eq(
-            Cat((port.valid & put_bytes[i]).replicate(8) for i in range(16))
-        )
+        m.d.comb += put_mask.eq(Cat((port.valid & put_bytes[i]).replicate(8) for i in range(16)))
 
         commits = Signal(BANKS)
         m.d.comb += commits.eq(
