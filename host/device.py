@@ -1,6 +1,7 @@
 """The device: HBM tensors, programs and matrix products on one core, whatever simulates it.
 
-Names follow the Neuron runtime: ``allocate``, ``write``, ``read``, ``load``, ``execute``, ``unload``.
+Names follow the Neuron runtime: ``allocate``, ``write``, ``read``, ``load``, ``execute``,
+``unload``.
 """
 
 import contextlib
@@ -26,7 +27,6 @@ from .errors import (
     DeviceFaulted,
     DtypeError,
     HbmOutOfMemory,
-    MakaluError,
     QueueStatus,
     ShapeError,
     TensorError,
@@ -148,7 +148,8 @@ class Tensor:
             raise ShapeError(f"tensor {self.name} has shape {self.shape}, the array {array.shape}")
         if array.dtype.newbyteorder("=") != self.dtype:
             raise DtypeError(
-                f"tensor {self.name} is {self.format.name}, the array {array.dtype}; convert it first"
+                f"tensor {self.name} is {self.format.name}, the array {array.dtype}; "
+                "convert it first"
             )
         native = np.ascontiguousarray(array, dtype=self.dtype)
         self.device._runner.hbm_write(self.address, native.tobytes())
@@ -193,7 +194,6 @@ class LoadedProgram:
     def __init__(self, device, program):
         self.device, self.program = device, program
         self._image_address = None
-        self._image_room = 0
         self._linked = None  # addresses of the tensors in the image that lies in HBM
         self._queues = None
         self._owned = {}  # tensors between instructions: allocated once
@@ -203,7 +203,7 @@ class LoadedProgram:
     @property
     def name(self):
         """Name of the program."""
-        return getattr(self.program, "name", "program")
+        return self.program.kernel
 
     @property
     def tensors(self):
@@ -213,12 +213,12 @@ class LoadedProgram:
     @property
     def inputs(self):
         """Names of the tensors that the program reads."""
-        return [t.name for t in self.program.tensors if t.kind == "input"]
+        return list(self.program.inputs)
 
     @property
     def outputs(self):
-        """Names of the tensors that the program writes."""
-        return [t.name for t in self.program.tensors if t.kind == "output"]
+        """Names of the tensors that the program writes, in the order the kernel returns them."""
+        return list(self.program.outputs)
 
     def execute(self, inputs=None, outputs=None):
         """Run the program.
@@ -320,15 +320,11 @@ class LoadedProgram:
             return self._queues
         device = self.device
         if self._image_address is None:
-            image, _ = self.program.link(0, addresses)
             what = f"the image of {self.name}"
-            self._image_address = device._allocate(len(image), what)
-            self._image_room = len(image)
+            self._image_address = device._allocate(self.program.image_bytes, what)
         self._linked = None
         image, queues = self.program.link(self._image_address, addresses)
-        if len(image) > self._image_room:
-            raise MakaluError(f"the image of {self.name} changed its size when it was linked")
-        device._runner.hbm_write(self._image_address, bytes(image))
+        device._runner.hbm_write(self._image_address, image)
         self._linked, self._queues = dict(addresses), queues
         return queues
 
@@ -511,17 +507,12 @@ class Device:
         :exc:`~..firmware.program.ProgramError`
             If the file is damaged or the program is for another machine.
         """
-        from ..firmware.program import Program, ProgramError
+        from ..firmware.program import Program
 
         self._check_open()
         if isinstance(program, str | os.PathLike):
             program = Program.load(Path(program))
-        if program.fingerprint != self.config.fingerprint:
-            raise ProgramError(
-                f"the program was compiled for another machine (fingerprint "
-                f"{program.fingerprint:#010x}); this device is {self.config.name} "
-                f"({self.config.fingerprint:#010x}): compile it again for config={self.config!r}"
-            )
+        program.check_config(self.config)
         loaded = LoadedProgram(self, program)
         self._programs.add(loaded)
         return loaded
@@ -549,7 +540,7 @@ class Device:
             self.config,
             self.backend,
             counters,
-            macs=_stat(loaded.program, "macs"),
+            macs=loaded.program.stats.get("macs"),
             wall_s=wall_s,
             build_s=runner.build_s,
         )
@@ -700,10 +691,11 @@ class Device:
         return out[loaded.outputs[0]]
 
     def _compile(self, a_shape, b_shape, fmt, out_fmt):
-        from ..firmware.kernels.matmul import matmul_program
+        from ..firmware.kernels.matmul import matmul
+        from ..firmware.nki import TensorSpec
 
-        program = matmul_program(self.config, a_shape, b_shape, fmt, out_fmt)
-        return self.load(program)
+        operands = TensorSpec(a_shape, fmt), TensorSpec(b_shape, fmt)
+        return self.load(matmul.compile(self.config, *operands, out_dtype=out_fmt))
 
     # Looking inside -------------------------------------------------------------------------------
 
@@ -718,17 +710,9 @@ class Device:
         return self._runner.psum()
 
 
-def _stat(program, name):
-    stats = getattr(program, "stats", None) or {}
-    return stats.get(name)
-
-
 def _source(program, engine, index):
     """Line of the kernel that instruction ``index`` of ``engine`` came from, or ''."""
-    find = getattr(program, "source_of", None)
-    if find is None or index is None:
-        return ""
-    return str(find(engine, index) or "")
+    return "" if index is None else program.where(engine, index)
 
 
 def _error(a, b, fmt, result, out_fmt):

@@ -62,7 +62,7 @@ class GoldenError(Exception):
     pc : :class:`int`
         Address of the instruction (DMA: of the descriptor).
     address : :class:`int`
-        Bus address of a bus error, else 0.
+        Bus address of a bus error; number of a semaphore that overflowed; else 0.
     """
 
     def __init__(self, code, *, source, field=0, pc=0, address=0):
@@ -634,7 +634,9 @@ class GoldenCore:
         ):
             EXECUTORS[type(instruction)](self, instruction)
         if type(instruction) is not DmaStart:
-            self._apply(instruction.update, int(queue.engine), queue.pc)
+            # An engine that completes an instruction no longer knows its address.
+            pc = queue.pc if type(instruction) is EventSemaphore else 0
+            self._apply(instruction.update, int(queue.engine), pc)
         self.count(f"queue_{queue.engine.name.lower()}_issued")
         queue.issued += 1
         queue.left -= 1
@@ -667,7 +669,7 @@ class GoldenCore:
             if value >= SEMAPHORE_LIMIT:
                 self._fail(
                     ErrorCode.SEMAPHORE_OVERFLOW, source,
-                    field=_HEADER_BIT["update_semaphore"], pc=pc,
+                    field=_HEADER_BIT["update_semaphore"], pc=pc, address=update.semaphore,
                 )  # fmt: skip
             self.semaphores[update.semaphore] = value
 
@@ -703,7 +705,7 @@ class GoldenCore:
             job.count -= 1
         if not job.count:
             jobs.popleft()
-            self._apply(job.update, source, job.pc)
+            self._apply(job.update, source, 0)
         return True
 
     def _copy(self, descriptor, source, pc):

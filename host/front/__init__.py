@@ -21,7 +21,7 @@ _WHERE = {
     "MakaluError": ("makalu.host.errors", "MakaluError"),
     "DeviceError": ("makalu.host.errors", "DeviceError"),
     "Program": ("makalu.firmware.program", "Program"),
-    "nki": ("makalu.firmware.nki", None),
+    "nki": ("makalu.nki", None),
     "errors": ("makalu.host.errors", None),
 }
 

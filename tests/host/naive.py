@@ -5,6 +5,7 @@ Independent of the compiler, with the interface of its ``Program``.
 
 from dataclasses import dataclass
 
+from makalu.firmware.program import ProgramError
 from makalu.rtl.arch import formats
 from makalu.rtl.arch.isa import (
     AccessPattern,
@@ -36,10 +37,12 @@ class NaiveProgram:
     """Steps that run strictly one after the other; each waits for semaphore 0 and adds to it."""
 
     def __init__(self, config, tensors, name="naive", stats=None):
-        self.config, self.name = config, name
+        self.config, self.kernel = config, name
         self.fingerprint = config.fingerprint
         self.tensors = tensors
         self.stats = stats or {}
+        self.inputs = tuple(t.name for t in tensors if t.kind == "input")
+        self.outputs = tuple(t.name for t in tensors if t.kind == "output")
         self.steps = []  # functions of (tensor addresses, table allocator) to an instruction
 
     def add(self, step):
@@ -71,8 +74,16 @@ class NaiveProgram:
             image += b"".join(words)
         return image + b"".join(tables), starts
 
-    def source_of(self, engine, index):
-        return f"naive.py:{100 + index}"
+    def where(self, engine, row):
+        return f"naive.py:{100 + row}"
+
+    def check_config(self, config):
+        if config.fingerprint != self.fingerprint:
+            raise ProgramError("another machine")
+
+    @property
+    def image_bytes(self):
+        return len(self.link(0, {t.name: 0 for t in self.tensors})[0])
 
 
 def copy_program(config, n, fmt=formats.FP32, out=None):

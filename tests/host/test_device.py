@@ -1,0 +1,708 @@
+"""The device: tensors, programs, matmul's edge cases, errors."""
+
+import gc
+import itertools
+import json
+
+import makalu
+import ml_dtypes
+import naive
+import numpy as np
+import pytest
+from makalu.firmware.program import ProgramError
+from makalu.host import devices
+from makalu.host.allocator import ALIGNMENT, Allocator
+from makalu.host.device import Device
+from makalu.host.errors import (
+    ClosedError,
+    Deadlock,
+    DeviceError,
+    DeviceFaulted,
+    DtypeError,
+    HbmOutOfMemory,
+    MakaluError,
+    ShapeError,
+    TensorError,
+    ToolMissing,
+)
+from makalu.host.report import RunReport
+from makalu.rtl.arch import formats
+from makalu.rtl.arch.config import SMALL, TINY, HbmConfig
+from makalu.rtl.arch.isa import (
+    AccessPattern,
+    DescriptorSide,
+    Engine,
+    ErrorCode,
+    EventSemaphore,
+    LoadStationary,
+    Memset,
+    Update,
+    UpdateMode,
+    Wait,
+    WaitMode,
+)
+
+
+@pytest.fixture
+def by_hand(monkeypatch):
+    """Let the device run programs assembled by hand instead of compiled ones."""
+
+    def compile_(self, a_shape, b_shape, fmt, out_fmt):
+        return self.load(naive.matmul_program(self.config, a_shape, b_shape, fmt, out_fmt))
+
+    monkeypatch.setattr(Device, "_compile", compile_)
+
+
+def formula(a, b, fmt, rows=16):
+    """The design's formula for ``a @ b``, one product at a time, vectorised over nothing but n."""
+    a, b = np.asarray(a), np.asarray(b)
+    out = np.zeros((a.shape[0], b.shape[1]), np.float32)
+    with np.errstate(all="ignore"):
+        for i in range(a.shape[0]):
+            total = None
+            for k0 in range(0, a.shape[1], rows):
+                k1 = min(k0 + rows, a.shape[1])
+                for acc in _tile(a[i, k0:k1], b[k0:k1], fmt):
+                    total = acc if total is None else total + acc
+            out[i] = total
+    out.view(np.uint32)[np.isnan(out)] = 0x7FC00000
+    return out
+
+
+def _halves(x):
+    x = np.asarray(x, np.float32)
+    hi = (x.view(np.uint32) & np.uint32(0xFFFFF000)).view(np.float32)
+    hi = np.where(np.isnan(x), x, hi)
+    lo = x.astype(np.float64) - hi
+    return [np.where(np.isfinite(lo) & (lo != 0), lo, np.nan), hi.astype(np.float64)]
+
+
+def _tile(s, m, fmt):
+    """Sums of one K tile: one, or the four passes of binary32 (a NaN in a low half is void)."""
+    if fmt is not formats.FP32:
+        passes = [(s.astype(np.float64), m.astype(np.float64), False, False)]
+    else:
+        parts = list(itertools.product(range(2), range(2)))
+        passes = [(_halves(s)[i], _halves(m)[j], i == 0, j == 0) for i, j in parts]
+    for left, right, left_low, right_low in passes:
+        acc = np.zeros(m.shape[1], np.float32)
+        for k in range(len(left)):
+            if left_low and np.isnan(left[k]):
+                continue
+            term = (acc.astype(np.float64) + left[k] * right[k]).astype(np.float32)
+            acc = np.where(np.isnan(right[k]), acc, term) if right_low else term
+        yield acc
+
+
+# Opening ------------------------------------------------------------------------------------------
+
+
+def test_open_says_what_it_took_and_why(dev):
+    assert dev.backend == "golden"
+    assert dev.backend_reason == "asked for"
+    assert "SMALL on golden" in repr(dev)
+
+
+def test_auto_takes_the_first_that_can_be_built(monkeypatch):
+    def only(*names):
+        monkeypatch.setattr(
+            devices, "missing", lambda name, config: None if name in names else f"no {name} here"
+        )
+
+    only("golden", "pysim", "verilator")
+    assert devices.choose("auto", SMALL)[0] == "verilator"
+    only("golden", "pysim")
+    name, reason = devices.choose("auto", SMALL)
+    assert name == "golden"
+    assert "no verilator here" in reason
+    assert "too slow" in reason
+    assert devices.choose("auto", TINY)[0] == "pysim"
+    with pytest.raises(ToolMissing, match="no verilator here"):
+        devices.choose("verilator", SMALL)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "match"),
+    [
+        (("HUGE",), ValueError, "TINY, SMALL, TRN"),
+        ((3,), TypeError, "CoreConfig"),
+        (("SMALL", "cuda"), MakaluError, "verilator, pysim, golden"),
+    ],
+)
+def test_open_refuses_what_does_not_exist(arguments, error, match):
+    with pytest.raises(error, match=match):
+        makalu.open(*arguments)
+
+
+def test_the_size_of_hbm_can_be_given():
+    for hbm in (1 << 16, HbmConfig(size_bytes=1 << 16)):
+        with makalu.open(TINY, "golden", hbm=hbm) as dev:
+            assert dev.hbm.size_bytes == dev.free_bytes == 1 << 16
+    with pytest.raises(TypeError, match="HbmConfig"):
+        makalu.open(TINY, "golden", hbm="big")
+
+
+def test_everything_says_when_it_is_used_after_close():
+    dev = makalu.open("SMALL", "golden")
+    x = dev.from_numpy(np.ones(4, np.float32))
+    loaded = dev.load(naive.copy_program(SMALL, 4))
+    dev.close()
+    dev.close()
+    for use in (
+        lambda: dev.allocate(4, "fp32"), x.read, lambda: x.write(np.ones(4, np.float32)), dev.reset,
+        lambda: dev.matmul(np.ones((2, 2), np.float32), np.ones((2, 2), np.float32)), dev.sbuf,
+        lambda: loaded.execute({"x": np.ones(4, np.float32)}), lambda: dev.load(loaded.program),
+        dev.__enter__,
+    ):  # fmt: skip
+        with pytest.raises(ClosedError, match="closed"):
+            use()
+    x.free()
+    loaded.unload()
+    assert "closed" in repr(dev)
+
+
+# Tensors ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fmt", formats.FORMATS, ids=lambda f: f.name)
+def test_tensors_keep_every_bit(any_dev, rng, fmt):
+    bits = rng.integers(0, 1 << fmt.bits, (5, 7), dtype=np.uint64).astype(f"u{fmt.bytes}")
+    tensor = any_dev.allocate((5, 7), fmt, name="t")
+    tensor.write(bits.view(fmt.dtype))
+    assert tensor.read().dtype == fmt.dtype
+    assert tensor.numpy().tobytes() == bits.tobytes()
+    assert tensor.nbytes == 35 * fmt.bytes
+
+
+@pytest.mark.parametrize("offset", [1, 2, 4, 8, 63])
+def test_host_arrays_may_lie_anywhere(dev, offset):
+    raw = np.zeros(4096, np.uint8)
+    raw[offset : offset + 400] = np.arange(400) % 251
+    array = np.frombuffer(raw, "<f4", count=100, offset=offset).reshape(10, 10)
+    for view in (array, array.T, array[::-1, ::2], array[:, 3], array.astype(">f4")):
+        assert dev.from_numpy(view).read().tobytes() == np.ascontiguousarray(view, "<f4").tobytes()
+
+
+def test_a_tensor_takes_only_its_own_kind(dev):
+    tensor = dev.allocate((2, 3), "bf16", name="weights")
+    with pytest.raises(ShapeError, match=r"weights has shape \(2, 3\)"):
+        tensor.write(np.zeros((3, 2), ml_dtypes.bfloat16))
+    with pytest.raises(DtypeError, match="weights is bfloat16"):
+        tensor.write(np.zeros((2, 3), np.float32))
+    with pytest.raises(DtypeError, match="not a number format"):
+        dev.allocate((2, 3), np.float64)
+    for shape in ((-1,), (2.5,), (True,)):
+        with pytest.raises(ShapeError, match="whole numbers"):
+            dev.allocate(shape, "fp32")
+
+
+def test_a_tensor_may_be_empty_or_a_scalar(dev):
+    assert dev.from_numpy(np.zeros((0, 3), np.float32)).read().shape == (0, 3)
+    assert dev.from_numpy(np.float32(7)).read() == 7
+    assert dev.allocate(5, "fp32").shape == (5,)
+
+
+def test_reading_gives_a_copy(dev):
+    tensor = dev.from_numpy(np.ones(3, np.float32))
+    first = tensor.read()
+    first[:] = 9
+    np.testing.assert_array_equal(tensor.read(), np.ones(3))
+
+
+def test_freed_memory_is_used_again(dev):
+    free = dev.free_bytes
+    tensors = [dev.allocate(1000, "fp32") for _ in range(5)]
+    for i in (1, 3, 0, 4, 2):
+        tensors[i].free()
+    assert dev.free_bytes == dev._memory.largest_bytes == free
+    with pytest.raises(ClosedError, match="freed"):
+        tensors[0].read()
+    with pytest.raises(ClosedError, match="freed already"):
+        tensors[0].free()
+
+
+def test_a_tensor_nobody_holds_is_freed(dev):
+    free = dev.free_bytes
+    tensor = dev.allocate(1000, "fp32")
+    assert dev.free_bytes < free
+    del tensor
+    gc.collect()
+    assert dev.free_bytes == free
+
+
+def test_out_of_memory_names_what_is_needed_and_free():
+    with makalu.open("SMALL", "golden", hbm=1 << 16) as dev:
+        keep = dev.allocate(10_000, "fp32", name="first")
+        with pytest.raises(HbmOutOfMemory, match=r"tensor second \[10000\] float32") as caught:
+            dev.allocate(10_000, "fp32", name="second")
+        error = caught.value
+        assert isinstance(error, MemoryError)
+        assert error.needed >= 40_000
+        assert error.free == error.largest == dev.free_bytes
+        assert f"{error.free:,}" in str(error)
+        keep.free()
+        dev.allocate(10_000, "fp32", name="second")
+
+
+def test_pieces_never_overlap(rng):
+    memory = Allocator(1 << 16)
+    held = {}
+    for _ in range(2000):
+        if held and rng.random() < 0.5:
+            address = list(held)[rng.integers(len(held))]
+            memory.free(address)
+            del held[address]
+        else:
+            size = int(rng.integers(0, 3000))
+            if -(-max(size, 1) // ALIGNMENT) * ALIGNMENT > memory.largest_bytes:
+                with pytest.raises(HbmOutOfMemory):
+                    memory.allocate(size, "it")
+                continue
+            address = memory.allocate(size, "it")
+            assert address % ALIGNMENT == 0
+            held[address] = max(size, 1)
+        spans = sorted((a, a + s) for a, s in held.items())
+        assert all(a[1] <= b[0] for a, b in itertools.pairwise(spans))
+        assert not spans or spans[-1][1] <= 1 << 16
+    for address in held:
+        memory.free(address)
+    assert memory.largest_bytes == 1 << 16
+
+
+# Programs -----------------------------------------------------------------------------------------
+
+
+def test_a_program_runs_on_arrays_and_on_tensors(any_dev, rng):
+    loaded = any_dev.load(naive.copy_program(SMALL, 20, formats.FP32, formats.BF16))
+    assert loaded.inputs == ["x"]
+    assert loaded.outputs == ["y"]
+    x = rng.standard_normal(20).astype(np.float32)
+    expected = x.astype(ml_dtypes.bfloat16)
+    np.testing.assert_array_equal(loaded.execute({"x": x})["y"], expected)
+    tensor, out = any_dev.from_numpy(-x), any_dev.allocate(20, "bf16")
+    result = loaded.execute({"x": tensor}, {"y": out})
+    assert result["y"] is out
+    np.testing.assert_array_equal(out.read(), -expected)
+    np.testing.assert_array_equal(tensor.read(), -x)
+    assert any_dev.last_run.instructions == 3
+    assert any_dev.last_run.hbm_bytes_written == 40
+
+
+def test_programs_take_turns_without_disturbing_each_other(any_dev, rng):
+    one, two = (any_dev.load(naive.copy_program(SMALL, n)) for n in (8, 30))
+    x, y = rng.standard_normal(8).astype(np.float32), rng.standard_normal(30).astype(np.float32)
+    for _ in range(3):
+        np.testing.assert_array_equal(one.execute({"x": x})["y"], x)
+        np.testing.assert_array_equal(two.execute({"x": y})["y"], y)
+
+
+def test_execute_leaves_no_memory_behind(dev):
+    loaded = dev.load(naive.copy_program(SMALL, 8))
+    x = np.ones(8, np.float32)
+    loaded.execute({"x": x})
+    free = dev.free_bytes
+    for _ in range(5):
+        loaded.execute({"x": x})
+    with pytest.raises(ShapeError):
+        loaded.execute({"x": x[:4]})
+    assert dev.free_bytes == free
+    loaded.unload()
+    assert dev.free_bytes == dev.hbm.size_bytes
+    with pytest.raises(ClosedError, match="unloaded"):
+        loaded.execute({"x": x})
+    with pytest.raises(ClosedError, match="already"):
+        dev.unload(loaded)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "error", "match"),
+    [
+        ({}, {}, TensorError, "copy needs input x"),
+        ({"x": np.ones(8, np.float32), "z": 1}, {}, TensorError, "no input z; its inputs are x"),
+        ({"x": np.ones(8, np.float32)}, {"q": 1}, TensorError, "no output q; its outputs are y"),
+        ({"x": np.ones(8, np.float32)}, {"y": np.ones(8)}, TensorError, "must be a Tensor"),
+        ({"x": np.ones(9, np.float32)}, {}, ShapeError, r"input x of copy has shape \(8,\)"),
+        ({"x": np.ones(8)}, {}, DtypeError, "input x of copy is float32, the array float64"),
+    ],
+)
+def test_execute_refuses_wrong_tensors_before_it_runs(dev, inputs, outputs, error, match):
+    loaded = dev.load(naive.copy_program(SMALL, 8))
+    with pytest.raises(error, match=match):
+        loaded.execute(inputs, outputs)
+    assert dev.last_run is None
+
+
+def test_execute_refuses_tensors_of_other_devices_and_freed_ones(dev):
+    loaded = dev.load(naive.copy_program(SMALL, 8))
+    with makalu.open("SMALL", "golden") as other:
+        foreign = other.from_numpy(np.ones(8, np.float32))
+        with pytest.raises(TensorError, match="another device"):
+            loaded.execute({"x": foreign})
+    mine = dev.from_numpy(np.ones(8, np.float32))
+    mine.free()
+    with pytest.raises(ClosedError, match="freed"):
+        loaded.execute({"x": mine})
+
+
+def test_a_program_for_another_machine_is_refused(dev):
+    with pytest.raises(ProgramError):
+        dev.load(naive.copy_program(TINY, 8))
+
+
+def test_a_file_that_is_no_program_is_refused(dev, tmp_path):
+    path = tmp_path / "x.mkl"
+    path.write_bytes(b"not a program" * 10)
+    with pytest.raises(ProgramError, match="not a program file"):
+        dev.load(path)
+    with pytest.raises(FileNotFoundError):
+        dev.load(tmp_path / "none.mkl")
+
+
+# Errors of the core -------------------------------------------------------------------------------
+
+
+def program_of(*steps, config=SMALL):
+    program = naive.NaiveProgram(config, [], "broken")
+    for step in steps:
+        program.add(step)
+    return program
+
+
+def pattern(partitions=1, n=4, offset=0, start=0):
+    return AccessPattern(formats.FP32, start, partitions, offset, ((1, n),))
+
+
+def test_an_illegal_instruction_is_named(any_dev):
+    bad = Memset(dst=pattern(offset=1 << 14), value=0)
+    loaded = any_dev.load(program_of(EventSemaphore(engine=Engine.DVE), bad))
+    with pytest.raises(DeviceError) as caught:
+        loaded.execute()
+    error = caught.value
+    assert (error.code, error.engine, error.index) == (ErrorCode.OUT_OF_RANGE, Engine.DVE, 1)
+    assert error.field == "dst.offset"
+    assert error.instruction.startswith("DVE  memset dst=sbuf.float32[0:1]+0x4000")
+    assert error.source == "naive.py:101"
+    for part in ("OUT_OF_RANGE", "dst.offset", "memset", "naive.py:101", "instruction 1"):
+        assert part in str(error)
+
+
+def test_a_bad_descriptor_is_named(any_dev):
+    program = naive.NaiveProgram(SMALL, [], "broken")
+    nowhere = DescriptorSide(7 << 40, ((4, 4),))
+    program.dma(2, lambda t: nowhere, lambda t: DescriptorSide(0, ((4, 4),)))
+    with pytest.raises(DeviceError, match="DMA engine 0") as caught:
+        any_dev.load(program).execute()
+    error = caught.value
+    assert (error.code, error.engine, error.dma_engine) == (ErrorCode.BAD_DESCRIPTOR, None, 0)
+    assert error.field == "src_address"
+
+
+def test_a_bus_error_tells_the_address(any_dev):
+    size = any_dev.hbm.size_bytes
+    program = naive.NaiveProgram(SMALL, [], "broken")
+    program.dma(
+        2,
+        lambda t: DescriptorSide(size - 8, ((4, 4),)),
+        lambda t: DescriptorSide(SMALL.sbuf_address(0, 0), ((4, 4),)),
+    )
+    with pytest.raises(DeviceError, match="bus address") as caught:
+        any_dev.load(program).execute()
+    assert caught.value.code == ErrorCode.BUS_READ
+    assert caught.value.address == size
+
+
+def test_a_deadlock_names_every_queue_that_waits(any_dev):
+    program = program_of()
+    program.add(EventSemaphore(engine=Engine.PE))
+    image = [
+        EventSemaphore(engine=Engine.PE, waits=[Wait(5, WaitMode.GE, 3)]),
+        EventSemaphore(engine=Engine.ACT, update=Update(5, UpdateMode.ADD, 2)),
+        EventSemaphore(engine=Engine.DVE, waits=[Wait(6, WaitMode.EQ, 1)]),
+    ]
+
+    def link(base, addresses):
+        words = [i.encode() for i in image]
+        starts = {i.engine: (base + 128 * n, 1) for n, i in enumerate(image)}
+        return b"".join(words), starts
+
+    program.link = link
+    with pytest.raises(Deadlock) as caught:
+        any_dev.load(program).execute()
+    error = caught.value
+    waiting = {s.engine: s for s in error.queues if s.state != "done"}
+    assert set(waiting) == {Engine.PE, Engine.DVE}
+    pe = waiting[Engine.PE]
+    assert (pe.semaphore, pe.mode, pe.wanted, pe.seen) == (5, WaitMode.GE, 3, 2)
+    assert "PE: 0 of 1 instructions issued, waits for semaphore 5 >= 3, which is 2" in str(error)
+    assert "DVE: 0 of 1 instructions issued, waits for semaphore 6 == 1" in str(error)
+    assert "eventsemaphore" in str(error)
+
+
+def test_the_device_works_again_after_a_reset(any_dev):
+    good = any_dev.load(naive.copy_program(SMALL, 8))
+    x = np.arange(8, dtype=np.float32)
+    keep = any_dev.from_numpy(x)
+    with pytest.raises(DeviceError):
+        any_dev.load(program_of(LoadStationary(src=pattern(n=17)))).execute()
+    with pytest.raises(DeviceFaulted, match="reset") as caught:
+        good.execute({"x": x})
+    assert "SIZE_MISMATCH" in str(caught.value)
+    with pytest.raises(DeviceFaulted):
+        any_dev.matmul(np.ones((2, 2), np.float32), np.ones((2, 2), np.float32))
+    any_dev.reset()
+    np.testing.assert_array_equal(good.execute({"x": keep})["y"], x)
+
+
+def test_an_interrupted_run_asks_for_a_reset(dev, monkeypatch):
+    loaded = dev.load(naive.copy_program(SMALL, 8))
+    x = np.ones(8, np.float32)
+
+    def interrupted(queues, progress=None):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(dev._runner, "run", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            loaded.execute({"x": x})
+    with pytest.raises(DeviceFaulted, match="KeyboardInterrupt"):
+        loaded.execute({"x": x})
+    dev.reset()
+    np.testing.assert_array_equal(loaded.execute({"x": x})["y"], x)
+
+
+# Matrix products ----------------------------------------------------------------------------------
+
+OWN = [f for f in formats.MATMUL_FORMATS if f is not formats.TF32]
+
+
+@pytest.mark.parametrize("fmt", OWN, ids=lambda f: f.name)
+@pytest.mark.parametrize(
+    "mkn",
+    [(1, 1, 1), (5, 1, 6), (16, 16, 128), (15, 17, 127), (17, 15, 129), (3, 40, 2)],
+    ids=lambda s: "x".join(map(str, s)),
+)
+def test_matmul_follows_the_formula(dev, by_hand, rng, fmt, mkn):
+    m, k, n = mkn
+    a = rng.standard_normal((m, k)).astype(np.float32).astype(fmt.dtype)
+    b = rng.standard_normal((k, n)).astype(np.float32).astype(fmt.dtype)
+    c = dev.matmul(a, b)
+    assert c.dtype == np.float32
+    np.testing.assert_array_equal(c.view(np.uint32), formula(a, b, fmt).view(np.uint32))
+    assert dev.last_run.macs == m * k * n
+
+
+def test_matmul_larger_than_the_memories(dev, by_hand, rng):
+    a = rng.standard_normal((200, 3)).astype(ml_dtypes.bfloat16)
+    b = rng.standard_normal((3, 777)).astype(ml_dtypes.bfloat16)
+    c = dev.matmul(a, b)
+    np.testing.assert_array_equal(c, formula(a, b, formats.BF16))
+
+
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [
+        ((0, 4), (4, 3)), ((2, 4), (4, 0)), ((2, 0), (0, 3)), ((0,), (0,)), ((0, 3, 4), (4, 2)),
+        ((2, 0, 4), (2, 4, 3)), ((3, 0), (0,)),
+    ],
+)  # fmt: skip
+def test_an_empty_product_is_numpys_and_runs_nothing(dev, a, b):
+    x, y = np.ones(a, np.float32), np.ones(b, np.float32)
+    c = dev.matmul(x, y)
+    np.testing.assert_array_equal(c, x @ y)
+    assert np.shape(c) == np.shape(x @ y)
+    assert c.dtype == np.float32
+    assert dev.last_run.runs == 0
+
+
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [
+        ((4,), (4,)), ((4,), (4, 3)), ((3, 4), (4,)), ((2, 3, 4), (4, 5)), ((3, 4), (2, 4, 5)),
+        ((2, 3, 4), (2, 4, 5)), ((2, 1, 3, 4), (3, 4, 2)), ((2, 3, 4), (4,)), ((4,), (2, 4, 3)),
+    ],
+)  # fmt: skip
+def test_vectors_and_batches_follow_numpy(dev, by_hand, rng, a, b):
+    x = rng.integers(-9, 9, a).astype(np.float16)
+    y = rng.integers(-9, 9, b).astype(np.float16)
+    c = dev.matmul(x, y)
+    expected = x.astype(np.float32) @ y.astype(np.float32)
+    np.testing.assert_array_equal(c, expected)
+    assert type(c) is type(expected)
+
+
+def test_views_of_every_kind(dev, by_hand, rng):
+    base = rng.integers(-9, 9, (12, 18)).astype(np.float32)
+    base.flags.writeable = False
+    views = [
+        base, base[::2, ::3], base[::-1], base.T, base[:, ::-1], np.asfortranarray(base),
+        np.broadcast_to(base[0], (4, 18)), base[3:4], base.astype(">f4"),
+    ]  # fmt: skip
+    for view in views:
+        np.testing.assert_array_equal(dev.matmul(view, view.T), view @ view.T)
+        np.testing.assert_array_equal(dev.matmul(view.T, view), view.T @ view)
+    x = np.arange(6, dtype=np.float32).reshape(2, 3)
+    assert dev.matmul(x.T, x).tolist() == [[9, 12, 15], [12, 17, 22], [15, 22, 29]]
+    ones = np.ones((3, 3), np.float32)
+    np.testing.assert_array_equal(dev.matmul(ones, ones), np.full((3, 3), 3))
+
+
+def test_special_values(dev, by_hand):
+    nan = np.full((3, 5), np.nan, np.float32)
+    c = dev.matmul(nan, nan.T)
+    assert (c.view(np.uint32) == 0x7FC00000).all()
+    ones = np.ones((4, 4), np.float16)
+    np.testing.assert_array_equal(dev.matmul(ones, ones * np.inf), np.full((4, 4), np.inf))
+    row = np.array([[np.inf, 0]], ml_dtypes.bfloat16)
+    assert np.isnan(dev.matmul(row, row[:, ::-1].T))[0, 0]
+    mixed = np.array([[np.inf, 1.0, np.nan], [-np.inf, 1e-45, 3e38]], np.float32)
+    got = dev.matmul(mixed, mixed.T)
+    np.testing.assert_array_equal(
+        got.view(np.uint32), formula(mixed, mixed.T, formats.FP32).view(np.uint32)
+    )
+
+
+def test_binary32_is_exact_where_it_can_be(dev, by_hand):
+    # FP-28: 1 + 2**-20 times 1 is exact in fp32 and 1 in bf16.
+    a = np.array([[1 + 2**-20]], np.float32)
+    one = np.ones((1, 1), np.float32)
+    assert dev.matmul(a, one)[0, 0] == a[0, 0]
+    assert dev.matmul(a, one, dtype="bf16")[0, 0] == 1
+    # FP-10: four products of bf16 0x3F99
+    x = np.full((4, 4), 0x3F99, np.uint16).view(ml_dtypes.bfloat16)
+    assert dev.matmul(x, x)[0, 0] == np.float32(5.715087890625)
+    assert dev.matmul(x, x, out_dtype="bf16").view(np.uint16)[0, 0] == 0x40B7
+
+
+def test_operands_are_rounded_once_before_they_are_multiplied(dev, by_hand):
+    # CV-01 (ml_dtypes #401)
+    one = np.ones((1, 1))
+    a = np.array([[1 + 2**-8 + 2**-40]])
+    assert dev.matmul(a, one, dtype="bf16")[0, 0] == np.float32(1.0078125)
+    assert dev.matmul(np.array([[-431.99999999999994]]), one, dtype="fp8_e4m3fn")[0, 0] == -416
+    big = np.array([[16973823]])
+    assert dev.matmul(big, np.ones((1, 1), int), dtype="bf16")[0, 0] == 16908288
+    assert dev.matmul(np.array([[True]]), np.array([[2]]), dtype="fp16")[0, 0] == 2
+
+
+def test_a_format_is_never_chosen_silently(dev):
+    f64, i8 = np.ones((2, 2)), np.ones((2, 2), np.int8)
+    f32, f16 = np.ones((2, 2), np.float32), np.ones((2, 2), np.float16)
+    for a, b in ((f64, f64), (i8, i8), (f32, f16), (f32, f64), (f32 > 0, f32 > 0)):
+        with pytest.raises(TypeError, match="dtype="):
+            dev.matmul(a, b)
+    with pytest.raises(DtypeError, match="out_dtype"):
+        dev.matmul(f32, f32, out_dtype="fp64")
+    with pytest.raises(ShapeError, match="inner dimensions"):
+        dev.matmul(f32, np.ones((3, 2), np.float32))
+    assert dev.last_run is None
+
+
+@pytest.mark.parametrize("out", ["bf16", "fp16", "fp8_e4m3", "fp8_e4m3fn", "fp8_e5m2", "fp32"])
+def test_the_result_is_rounded_once_to_its_format(dev, by_hand, rng, out):
+    a = (rng.standard_normal((6, 20)) * 30).astype(np.float16)
+    b = (rng.standard_normal((20, 9)) * 30).astype(np.float16)
+    fmt = formats.format_of(out)
+    c = dev.matmul(a, b, out_dtype=out)
+    assert c.dtype == fmt.dtype
+    with np.errstate(all="ignore"):
+        expected = formula(a, b, formats.FP16).astype(fmt.dtype)
+    assert c.tobytes() == expected.tobytes()
+
+
+def test_programs_are_compiled_once(dev, by_hand, monkeypatch):
+    made = []
+    compile_ = Device._compile
+
+    def counted(self, *args):
+        made.append(args)
+        return compile_(self, *args)
+
+    monkeypatch.setattr(Device, "_compile", counted)
+    a, b = np.ones((4, 5), np.float32), np.ones((5, 6), np.float32)
+    for _ in range(3):
+        dev.matmul(a, b)
+    dev.matmul(np.ones((7, 4, 5), np.float32), np.ones((7, 5, 6), np.float32))
+    assert len(made) == 1
+    dev.matmul(a, b, dtype="bf16")
+    dev.matmul(a, b, out_dtype="bf16")
+    assert len(made) == 3
+
+
+def test_compiled_programs_make_room(by_hand, rng):
+    with makalu.open("SMALL", "golden", hbm=1 << 17) as dev:
+        for n in range(1, 40, 3):
+            a = rng.integers(-4, 4, (40, n)).astype(np.float32)
+            np.testing.assert_array_equal(dev.matmul(a, a.T), a @ a.T)
+        with pytest.raises(HbmOutOfMemory):
+            dev.matmul(np.ones((4, 9000), np.float32), np.ones((9000, 4), np.float32))
+        np.testing.assert_array_equal(dev.matmul(a, a.T), a @ a.T)
+
+
+def test_the_same_product_gives_the_same_bits_every_time(dev, by_hand, rng):
+    a = rng.standard_normal((33, 20)).astype(np.float32)
+    b = rng.standard_normal((20, 50)).astype(np.float32)
+    assert len({dev.matmul(a, b).tobytes() for _ in range(5)}) == 1
+    np.testing.assert_array_equal(a, a.copy())
+
+
+# Reports ------------------------------------------------------------------------------------------
+
+
+def test_a_report_counts_and_prints(any_dev, by_hand, rng):
+    a = rng.standard_normal((20, 30))
+    any_dev.matmul(a, a.T, dtype="fp32", check=True)
+    report = any_dev.last_run
+    assert report.macs == 20 * 20 * 30
+    assert report.passes == 4 * report.macs
+    assert 0 < report.max_abs_error < 1e-4
+    assert report.config == "SMALL"
+    assert report.runs == 1
+    values = json.loads(report.to_json())
+    for key in (
+        "config", "backend", "cycles", "macs", "pe_utilization", "mac_utilization",
+        "hbm_bytes_read", "hbm_bytes_written", "engines", "stalls", "wall_s", "build_s",
+        "max_abs_error",
+    ):  # fmt: skip
+        assert key in values
+    assert RunReport.from_dict(values) == report
+    text = str(report)
+    assert "12,000" in text
+    if report.cycles is None:
+        assert "not counted" in text
+    else:
+        assert report.cycles == (1 << 32) + 7
+        assert report.pe_utilization == report.passes / (report.cycles * 256)
+        assert report.engines["pe"] == 12
+        assert report.engines["dma"] == 20  # the mean of two engines
+        assert "PE utilization" in text
+
+
+def test_reports_of_several_runs_add_up(any_dev, by_hand):
+    a, b = np.ones((3, 4, 5), np.float32), np.ones((3, 5, 6), np.float32)
+    any_dev.matmul(a[0], b[0])
+    one = any_dev.last_run
+    any_dev.matmul(a, b)
+    three = any_dev.last_run
+    assert three.runs == 3
+    assert three.macs == 3 * one.macs
+    assert three.counters["pe_passes"] == 3 * one.counters["pe_passes"]
+    assert three.cycles == (None if one.cycles is None else 3 * one.cycles)
+
+
+def test_progress_is_reported(by_hand):
+    seen = []
+    with makalu.open("SMALL", "golden", progress=lambda *args: seen.append(args)) as dev:
+        dev.matmul(np.ones((40, 40), np.float32), np.ones((40, 40), np.float32))
+    assert seen[-1][0] == seen[-1][1] == dev.last_run.instructions
+
+
+# The register driver ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["id", "version", "fingerprint", "rows"])
+def test_the_driver_checks_whom_it_talks_to(name):
+    from fake_machine import FakeMachine
+    from makalu.host.devices.registers import RegisterRunner
+
+    with pytest.raises(MakaluError, match=name):
+        RegisterRunner(FakeMachine(SMALL, HbmConfig(), {name: 1234}))
