@@ -206,15 +206,15 @@ def align_add(m, term, acc, *, name="sum"):
     lost = Signal(width, name=f"{name}_lost")
     low = Signal(width, name=f"{name}_low")
     m.d.comb += [
-        high.eq(Mux(swap, c.sig, term.sig) << _GUARD),
-        small.eq(Mux(swap, term.sig, c.sig) << _GUARD),
+        high.eq(Cat(C(0, _GUARD), Mux(swap, c.sig, term.sig))),
+        small.eq(Cat(C(0, _GUARD), Mux(swap, term.sig, c.sig))),
         kept.eq(small >> shift),
-        lost.eq(small & ~(C((1 << width) - 1, width) << shift)),
+        lost.eq(small & (C((1 << 31) - 1, 31) >> ~shift)),  # 31 - shift
         low.eq(kept | (lost != 0)),
     ]
 
-    # Both differences, so that no carry chain follows another. Neither is negative only if the terms
-    # cancel: then neither sign below is set, which is the +0 of round to nearest.
+    # Both differences, so that no carry chain follows another. If the terms cancel, neither is
+    # negative, and no sign below is set: the +0 of round to nearest.
     total = Signal(width + 1, name=f"{name}_total")
     above = Signal(signed(width + 1), name=f"{name}_above")
     below = Signal(signed(width + 1), name=f"{name}_below")
@@ -248,18 +248,19 @@ def round_sum(m, s, *, name="result"):
     """
     width = len(s.mag)
     drop = width - 24  # bits below the result's last bit
-    _, zeros = normalize(m, s.mag, name=f"{name}_norm")
+    shifted, zeros = normalize(m, s.mag, name=f"{name}_norm")
 
-    # Not so far that the exponent would fall below that of subnormals.
-    shift = Signal(5, name=f"{name}_shift")
+    # Back where the exponent would fall below that of subnormals. ``exp`` is one less than the
+    # result's exponent: the top bit of the significand adds the one. A subnormal has no such bit.
+    left = Signal(signed(10), name=f"{name}_left")
+    back = Signal(5, name=f"{name}_back")
     mag = Signal(width, name=f"{name}_mag")
     exp = Signal(9, name=f"{name}_exp")
     m.d.comb += [
-        shift.eq(Mux(zeros > s.exp, s.exp, zeros)),
-        mag.eq(s.mag << shift),
-        # One less than the result's exponent: the top bit of the significand adds the one. A
-        # subnormal and a zero have no such bit, and 0 here.
-        exp.eq(Mux(mag[-1], s.exp - shift, 0)),
+        left.eq(s.exp - zeros),
+        back.eq(Mux(left[-1], -left, 0)),
+        mag.eq(shifted >> back),
+        exp.eq(Mux(mag[-1], left, 0)),
     ]
 
     # Half of the last place, less one where that bit is 0: a tie then falls to the even side. A
@@ -304,8 +305,8 @@ class Fma(wiring.Component):
 
     def elaborate(self, platform):
         m = Module()
-        s1_product = Signal(Product)
-        s2_sum = Signal(Sum)
+        s1_product = Signal(Product, reset_less=True)
+        s2_sum = Signal(Sum, reset_less=True)
         m.d.sync += [
             s1_product.eq(product(m, self.x, self.w)),
             s2_sum.eq(align_add(m, s1_product, self.acc)),
@@ -332,7 +333,7 @@ class Add(wiring.Component):
 
     def elaborate(self, platform):
         m = Module()
-        s1_sum = Signal(Sum)
+        s1_sum = Signal(Sum, reset_less=True)
         m.d.sync += [
             s1_sum.eq(align_add(m, addend(m, self.a), self.b)),
             self.result.eq(round_sum(m, s1_sum, name="rounded")),

@@ -4,7 +4,7 @@ Every number format that the array multiplies fits a sign, a 9-bit exponent and 
 significand exactly, so a processing element needs one multiplier and no knowledge of formats.
 """
 
-from amaranth.hdl import Cat, Module, Mux, Signal, signed
+from amaranth.hdl import C, Cat, Module, Mux, Signal, signed
 from amaranth.lib import data, enum, wiring
 from amaranth.lib.wiring import In, Out
 
@@ -12,14 +12,8 @@ from ..arch.formats import FP32, MATMUL_FORMATS, TF32
 from ..arch.isa import Half
 
 __all__ = [
-    "OPERAND_CYCLES",
-    "Kind",
-    "Operand",
-    "OperandConverter",
-    "normalize",
-    "round_tf32",
-    "void",
-]
+    "OPERAND_CYCLES", "Kind", "Operand", "OperandConverter", "normalize", "round_tf32", "void",
+]  # fmt: skip
 
 OPERAND_CYCLES = 1
 """Latency of :class:`OperandConverter`."""
@@ -91,7 +85,7 @@ def normalize(m, value, *, name):
         empty = Signal(name=f"{name}_empty{distance}")
         after = Signal(width, name=f"{name}_by{distance}")
         m.d.comb += empty.eq(stage[width - distance :] == 0)
-        m.d.comb += after.eq(Mux(empty, stage << distance, stage))
+        m.d.comb += after.eq(Mux(empty, Cat(C(0, distance), stage[:-distance]), stage))
         bits.insert(0, empty)
         stage = after
     count = Signal(steps, name=f"{name}_count")
@@ -103,11 +97,12 @@ class OperandConverter(wiring.Component):
     """Turn an element of any matmul format into an :class:`Operand`.
 
     Exact for every format of at most 12 significand bits, subnormals included. ``TF32`` rounds the
-    binary32 in storage to nearest even (10 stored significand bits; may carry into infinity). ``FP32``
-    enters the array in halves; ``WHOLE`` with ``FP32`` cannot be exact and behaves as ``TF32``.
+    binary32 in storage to nearest even (10 stored significand bits; may carry into infinity).
+    ``FP32`` enters the array in halves; ``WHOLE`` with ``FP32`` cannot be exact and behaves as
+    ``TF32``.
 
-    Of every format, ``HI`` is the value with the low 12 of 23 fraction bits cleared (a NaN stays NaN)
-    and ``LO`` the exact rest: void where that is zero or the value is infinite or NaN. In the
+    Of every format, ``HI`` is the value with the low 12 of 23 fraction bits cleared (a NaN stays
+    NaN) and ``LO`` the exact rest: void where that is zero or the value is infinite or NaN. In the
     narrow formats the low half is always zero.
 
     Members
@@ -153,9 +148,7 @@ class OperandConverter(wiring.Component):
             | ((self.dtype == FP32.code) & (self.half != Half.HI) & (self.half != Half.LO))
         )
         rounded = Signal(31)
-        m.d.comb += rounded.eq(Cat(self.raw[:13] & ~rounds.replicate(13), self.raw[13:31]))
-        with m.If(rounds):
-            m.d.comb += rounded.eq(Cat(self.raw[:13] & 0, round_tf32(self.raw)[13:]))
+        m.d.comb += rounded.eq(Mux(rounds, Cat(C(0, 13), round_tf32(self.raw)[13:]), self.raw[:31]))
 
         # Fields of every format, the fraction aligned with binary32's.
         sign = Signal()
@@ -182,7 +175,7 @@ class OperandConverter(wiring.Component):
                     if fmt.finite:
                         m.d.comb += nan.eq(stored_exp.all() & stored_man.all())
                     elif fmt.bits == 32:
-                        # NaN by the bits in storage: rounding may move it, the HI half may empty it.
+                        # NaN by the bits in storage, which rounding may have carried away.
                         m.d.comb += nan.eq(self.raw[23:31].all() & self.raw[:23].any())
                         m.d.comb += inf.eq(stored_exp.all())
                     else:
