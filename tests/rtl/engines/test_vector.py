@@ -1,0 +1,728 @@
+"""Vector engine on a real state buffer: values, patterns, shifts, cycles, ownership, gaps."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from amaranth.hdl import Module, ResetInserter, Signal
+from amaranth.lib.wiring import connect
+from amaranth.sim import Simulator
+from makalu.rtl.arch.config import TINY
+from makalu.rtl.arch.formats import BF16, FORMATS, FP16, FP32, INT8, INT16, INT32, TF32, UINT8
+from makalu.rtl.arch.isa import AccessPattern, Memset, Space, TensorCopy, Update, UpdateMode
+from makalu.rtl.engines.vector import GAP_CYCLES, VECTOR_CYCLES, VectorEngine
+from makalu.rtl.interfaces import SBUF_READ_CYCLES
+from makalu.rtl.memory.sbuf import DMA_PATIENCE_CYCLES, Sbuf
+
+CONFIG = replace(TINY, sbuf_bytes=1024, psum_bank_bytes=32)
+EIGHT_ROWS = replace(TINY, rows=8, sbuf_bytes=1024, psum_bank_bytes=32)
+HALF = CONFIG.sbuf_bytes // 2  # sources lie below, destinations above
+
+
+# What instructions mean ---------------------------------------------------------------------------
+
+
+def unsigned(fmt):
+    return np.dtype(f"u{fmt.bytes}")
+
+
+def cast(codes, src, dst, saturate):
+    """Codes of ``src`` in ``dst``, through binary32."""
+    if src is dst:
+        return codes
+    with np.errstate(all="ignore"):
+        values = src.decode(codes.view(src.dtype)).astype(np.float32)
+        out = dst.encode(values.astype(np.float64), saturate=bool(saturate))
+        out = np.ascontiguousarray(out).view(unsigned(dst)).copy()
+    if dst.is_float:
+        nan = np.isnan(values)
+        quiet = dst.encode(np.array([np.nan])).view(unsigned(dst))[0]
+        sign = 1 << (dst.bits - 1)
+        out[nan] = np.where(
+            np.signbit(values[nan]), quiet | sign, quiet & ~unsigned(dst).type(sign)
+        )
+    return out
+
+
+def gather(memory, ap):
+    """Codes ``[partitions, elements]`` that ``ap`` names."""
+    rows = memory[ap.start_partition : ap.start_partition + ap.num_partitions]
+    at = ap.element_offsets()[:, None] + np.arange(ap.dtype.bytes)
+    return np.ascontiguousarray(rows[:, at]).view(unsigned(ap.dtype))[..., 0]
+
+
+def scatter(memory, ap, codes):
+    """Write in order: of elements that overlap the last one stays."""
+    for i, at in enumerate(ap.element_offsets()):
+        column = np.ascontiguousarray(codes[:, i, None]).view(np.uint8)
+        rows = slice(ap.start_partition, ap.start_partition + ap.num_partitions)
+        memory[rows, at : at + ap.dtype.bytes] = column
+
+
+def execute(instruction, sbuf, psum):
+    dst = instruction.dst
+    if isinstance(instruction, Memset):
+        code = instruction.value & (1 << dst.dtype.bits) - 1
+        codes = np.full((dst.num_partitions, dst.elements), code, unsigned(dst.dtype))
+    else:
+        src = instruction.src
+        memory = psum if src.space == Space.PSUM else sbuf
+        codes = cast(gather(memory, src), src.dtype, dst.dtype, instruction.saturate)
+    if dst.elements:
+        scatter(sbuf, dst, codes)
+
+
+# Bench --------------------------------------------------------------------------------------------
+
+
+class Bench:
+    """Engine, state buffer and a PSUM of numpy words, with a log of what happened when."""
+
+    def __init__(self, config, rng):
+        self.config = config
+        self.rng = rng
+        self.dut = VectorEngine(config=config)
+        self.sbuf = Sbuf(config=config)
+        self.reset = Signal()
+        m = Module()
+        m.submodules.vector = self.dut
+        m.submodules.sbuf = self.sbuf
+        connect(m, self.dut.sbuf_read, self.sbuf.vector_read)
+        connect(m, self.dut.sbuf_write, self.sbuf.vector_write)
+        self.starving = Signal(2)
+        m.d.comb += self.dut.starving.eq(self.sbuf.starving | self.starving)
+        self.sim = Simulator(ResetInserter(self.reset)(m))
+        self.sim.add_clock(1e-6)
+        self.bytes = rng.integers(256, size=(config.partitions, config.sbuf_bytes), dtype=np.uint8)
+        self.psum = rng.integers(256, size=(config.partitions, config.psum_bytes), dtype=np.uint8)
+        self.cycle = 0
+        self.reads = []  # cycles in which an element was read or a constant went on
+        self.commits = []
+        self.updates = []  # (cycle, semaphore, mode, value)
+        self.issues = []
+        self.counts = dict.fromkeys(("elements", "busy", "wait_psum", "wait_sbuf"), 0)
+        self.ready = lambda cycle: True  # of the update port
+        self.stop = False
+        self.held = []  # (cycle, psum_busy_dve)
+
+    async def monitor(self, ctx):
+        """Answers PSUM reads, takes updates, keeps the log."""
+        dut = self.dut
+        psum_line = [None] * (SBUF_READ_CYCLES - 1)
+        words = np.ascontiguousarray(self.psum).view("<u4")
+        ctx.set(dut.update.ready, bool(self.ready(0)))
+        async for (
+            _,
+            _,
+            read,
+            ready,
+            psum,
+            bank,
+            word,
+            valid,
+            commit,
+            update_valid,
+            update_ready,
+            update,
+            issued,
+            issue_ready,
+            events,
+            held,
+        ) in ctx.tick().sample(
+            dut.sbuf_read.valid,
+            dut.sbuf_read.ready,
+            dut.psum_read.valid,
+            dut.psum_read.bank,
+            dut.psum_read.word,
+            dut.sbuf_write.valid,
+            dut.sbuf_write.commit,
+            dut.update.valid,
+            dut.update.ready,
+            dut.update.payload,
+            dut.instructions.valid,
+            dut.instructions.ready,
+            dut.events,
+            dut.psum_busy_dve,
+        ):
+            if (read and ready) or psum:
+                self.reads.append(self.cycle)
+            if psum:
+                assert held >> bank & 1, f"bank {bank} is read at {self.cycle} but not held"
+            if valid and commit:
+                self.commits.append(self.cycle)
+            if update_valid and update_ready:
+                entry = (self.cycle, update.semaphore, update.mode, update.value)
+                self.updates.append(entry)
+            if issued and issue_ready:
+                self.issues.append(self.cycle)
+            for name in self.counts:
+                self.counts[name] += events[name]
+            self.held.append((self.cycle, held))
+            psum_line.append((bank, word) if psum else None)
+            answer = psum_line.pop(0)
+            if answer is not None:
+                at = answer[0] * self.config.psum_bank_words + answer[1]
+                for p in range(self.config.partitions):
+                    ctx.set(dut.psum_read.data[p], int(words[p, at]))
+            self.cycle += 1
+            ctx.set(dut.update.ready, bool(self.ready(self.cycle)))
+
+    def load(self, ctx):
+        for p, part in enumerate(self.sbuf.slices):
+            for word in range(self.config.sbuf_words):
+                raw = bytes(self.bytes[p, 16 * word : 16 * word + 16])
+                ctx.set(part.banks[word % 2][word // 2], int.from_bytes(raw, "little"))
+
+    def memory(self, ctx):
+        out = np.zeros_like(self.bytes)
+        for p, part in enumerate(self.sbuf.slices):
+            for word in range(self.config.sbuf_words):
+                raw = ctx.get(part.banks[word % 2][word // 2]).to_bytes(16, "little")
+                out[p, 16 * word : 16 * word + 16] = list(raw)
+        return out
+
+    async def issue(self, ctx, instruction):
+        dut = self.dut
+        ctx.set(dut.instructions.p.word, int.from_bytes(instruction.encode(), "little"))
+        ctx.set(dut.instructions.valid, 1)
+        await ctx.tick().until(dut.instructions.ready)
+        ctx.set(dut.instructions.valid, 0)
+
+    async def drain(self, ctx, limit=2000):
+        for _ in range(limit):
+            if not ctx.get(self.dut.busy):
+                return
+            await ctx.tick()
+        raise AssertionError(f"still busy after {limit} cycles")
+
+    def expect(self, ctx, program):
+        want = self.bytes.copy()
+        last = {}
+        for instruction in program:
+            before = want.copy()
+            execute(instruction, want, self.psum)
+            for at in map(tuple, np.argwhere(before != want)):
+                last[at] = instruction
+        got = self.memory(ctx)
+        for p, offset in np.argwhere(got != want)[:1]:
+            raise AssertionError(
+                f"{np.count_nonzero(got != want)} bytes differ; the first is byte {offset} of "
+                f"partition {p}: got {got[p, offset]:#x}, expected {want[p, offset]:#x}, "
+                f"written by {last.get((p, offset))}"
+            )
+
+    def run(self, body):
+        self.sim.add_process(self.monitor)
+
+        async def testbench(ctx):
+            self.load(ctx)
+            await body(ctx)
+
+        self.sim.add_testbench(testbench)
+        self.sim.run()
+
+    def execute(self, program, pause=lambda: 0):
+        """Issue, drain, compare, for a whole program."""
+
+        async def body(ctx):
+            for instruction in program:
+                for _ in range(pause()):
+                    await ctx.tick()
+                await self.issue(ctx, instruction)
+            await ctx.tick()
+            await self.drain(ctx)
+            # What is complete is in the memory, or reaches it in the next cycle.
+            await ctx.tick()
+            self.expect(ctx, program)
+            expected = [
+                (i.update.semaphore, i.update.mode, i.update.value)
+                for i in program
+                if i.update.mode != UpdateMode.NONE
+            ]
+            assert [update[1:] for update in self.updates] == expected
+
+        self.run(body)
+
+
+def update(i=0):
+    return Update(semaphore=i % 200, mode=UpdateMode.ADD, value=1 + i)
+
+
+def line(fmt, offset, count, *, start=0, partitions=None, step=1, space=Space.SBUF, config=CONFIG):
+    partitions = config.partitions if partitions is None else partitions
+    return AccessPattern(fmt, start, partitions, offset, ((step, count),), space)
+
+
+def copy(dst, src, **kwargs):
+    return TensorCopy(dst=dst, src=src, **kwargs)
+
+
+def random_pattern(rng, fmt, low, high, counts):
+    """A pattern over ``counts`` whose elements lie in bytes ``low .. high - 1``."""
+    size = fmt.bytes
+    room = (high - low) // size
+    while True:
+        steps = [int(s) for s in rng.integers(-9, 10, size=len(counts))]
+        if rng.random() < 0.3:
+            steps[0] = 1
+        spans = [s * (c - 1) for s, c in zip(steps, counts, strict=True)]
+        below = -sum(min(0, s) for s in spans)
+        above = sum(max(0, s) for s in spans)
+        if below + above < room:
+            break
+    first = int(rng.integers(below, room - above))
+    return low + first * size, tuple(zip(steps, counts, strict=True))
+
+
+def random_program(rng, config, length, longest):
+    quadrant = config.quadrant
+    program = []
+    for i in range(length):
+        src_fmt, dst_fmt = (FORMATS[k] for k in rng.integers(len(FORMATS), size=2))
+        from_psum = rng.random() < 0.3
+        if from_psum:
+            src_fmt = (FP32, TF32, INT32)[rng.integers(3)]
+        if rng.random() < 0.3:
+            dst_fmt = src_fmt
+        counts = [1]
+        for _ in range(int(rng.integers(1, 5))):
+            counts.append(int(rng.integers(1, max(2, 1 + longest // int(np.prod(counts))))))
+        counts = counts[1:]
+        rng.shuffle(counts)
+        # As the tile rule asks: a tile does not start where it would cross a half or the end.
+        partitions = int(rng.integers(1, config.partitions + 1))
+        if partitions > 2 * quadrant:
+            starts = [0]
+        elif partitions > quadrant:
+            starts = [0, 2 * quadrant]
+        else:
+            starts = [k * quadrant for k in range(4)]
+        start = [int(rng.choice(starts)) for _ in range(2)]
+        offset, dims = random_pattern(rng, dst_fmt, HALF, config.sbuf_bytes, counts)
+        dst = AccessPattern(dst_fmt, start[0], partitions, offset, dims)
+        # The same number of elements in another shape.
+        counts = [int(np.prod(counts))] if rng.random() < 0.3 else counts[::-1]
+        high = config.psum_bytes if from_psum else HALF
+        offset, dims = random_pattern(rng, src_fmt, 0, high, counts)
+        space = Space.PSUM if from_psum else Space.SBUF
+        src = AccessPattern(src_fmt, start[1], partitions, offset, dims, space)
+        owes = update(i) if rng.random() < 0.8 else None
+        if rng.random() < 0.2:
+            program.append(Memset(dst=dst, value=int(rng.integers(1 << 32)), update=owes))
+        else:
+            program.append(copy(dst, src, saturate=int(rng.integers(2)), update=owes))
+    return program
+
+
+# Values -------------------------------------------------------------------------------------------
+
+
+def special_codes(rng, src, dst, count):
+    """Codes of ``src``: its own corners, the corners of ``dst``, and random ones."""
+    values = [0.0, 1.0, 1.5, 2.5, 3.5, 0.5, 0.75, 255.0, 256.0, 127.5, 128.0, 2.0**24 + 1]
+    if dst.is_float:
+        values += [dst.max, dst.max * (1 + 2.0 ** (-dst.man - 2)), dst.max * 1.5]
+        values += [dst.min_subnormal * k for k in (0.25, 0.5, 0.75, 1, 1.5)]
+    else:
+        values += [dst.max, dst.max + 0.5, dst.max + 1.0, -float(dst.min), 2.0**31, 2.0**32]
+    values += [-v for v in values]
+    if src.is_float:
+        values += [src.max, -src.max, src.min_subnormal, np.inf, -np.inf, np.nan, -np.nan]
+        codes = src.encode(np.array(values))
+    else:
+        codes = src.encode(np.array([*values, float(src.max), float(src.min)]))
+    codes = np.ascontiguousarray(codes).view(unsigned(src))
+    corners = [0, 1, (1 << src.bits) - 1, 1 << (src.bits - 1), (1 << (src.bits - 1)) - 1]
+    codes = np.concatenate([np.array(corners, unsigned(src)), np.unique(codes)])
+    if len(codes) > count:
+        return rng.permutation(codes)[:count]
+    rest = rng.integers(1 << src.bits, size=count - len(codes), dtype=np.uint64)
+    return np.concatenate([codes, rest.astype(unsigned(src))])
+
+
+@pytest.mark.parametrize("saturate", [0, 1], ids=["overflow", "saturate"])
+def test_every_pair_of_formats(saturate, rng):
+    """16 elements in each of 4 partitions, as many special values as fit."""
+    count = 16
+    config = replace(CONFIG, sbuf_bytes=28672)
+    bench = Bench(config, rng)
+    program, at = [], 0
+    for src in FORMATS:
+        for dst in FORMATS:
+            codes = special_codes(rng, src, dst, count * config.partitions)
+            codes = rng.permutation(codes).reshape(config.partitions, count)
+            bench.bytes[:, at : at + count * src.bytes] = codes.view(np.uint8)
+            program.append(
+                copy(
+                    line(dst, at + 64, count),
+                    line(src, at, count),
+                    saturate=saturate,
+                    update=update(len(program)),
+                )
+            )
+            at += 128
+    bench.execute(program)
+    # Issue interval N for each of them, back to back.
+    cycles = [cycle for cycle, *_ in bench.updates]
+    assert set(np.diff(cycles)) == {count}
+    assert np.ptp(bench.reads) == count * len(program) - 1
+
+
+@pytest.mark.parametrize("fmt", FORMATS, ids=lambda fmt: fmt.name)
+def test_memset_writes_the_bits(fmt, rng):
+    bench = Bench(CONFIG, rng)
+    program = [
+        Memset(dst=line(fmt, 0, 9, step=3), value=0xFFC12345, update=update()),
+        Memset(dst=line(fmt, 512, 5, start=2, partitions=1), value=0x0F81F3A5, update=update()),
+    ]
+    bench.execute(program)
+    assert np.diff([cycle for cycle, *_ in bench.updates]) == [5]
+
+
+# Patterns -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("config", [CONFIG, EIGHT_ROWS], ids=["4-partitions", "8-partitions"])
+def test_random_programs(config, rng):
+    bench = Bench(config, rng)
+    program = random_program(rng, config, 60 if config is CONFIG else 25, 40)
+    pauses = rng.integers(0, 12, size=len(program)).tolist()
+    pauses = [p if p > 7 else 0 for p in pauses]
+    bench.execute(program, pause=lambda: pauses.pop())
+    assert bench.counts["elements"] == sum(i.dst.elements for i in program)
+
+
+@pytest.mark.parametrize(
+    "dims",
+    [
+        ((1, 1),),
+        ((0, 5),),
+        ((-1, 17),),
+        ((3, 4), (-20, 3)),
+        ((1, 3), (5, 2), (-40, 2), (90, 2)),
+        ((7, 1), (0, 1), (2, 6), (-3, 2)),
+    ],
+    ids=["one", "in-place", "backwards", "two-dims", "four-dims", "ones"],
+)
+def test_patterns_on_both_sides(dims, rng):
+    bench = Bench(CONFIG, rng)
+    count = int(np.prod([c for _, c in dims]))
+    strided = AccessPattern(INT16, 0, 4, 200, dims)
+    program = [
+        copy(line(INT16, 512, count), strided, update=update(1)),
+        copy(replace(strided, offset=712), line(INT16, 0, count), update=update(2)),
+        copy(replace(strided, offset=712, dtype=FP16), strided, update=update(3)),
+    ]
+    bench.execute(program)
+
+
+@pytest.mark.parametrize("config", [CONFIG, EIGHT_ROWS], ids=["4-partitions", "8-partitions"])
+@pytest.mark.parametrize("space", Space, ids=lambda s: s.name.lower())
+def test_partitions_shift_by_whole_quadrants(config, space, rng):
+    bench = Bench(config, rng)
+    q = config.quadrant
+    program = []
+    for src in range(4):
+        for dst in range(4):
+            at = 4 * len(program)
+            program.append(
+                copy(
+                    line(FP32, HALF + at, 1, start=dst * q, partitions=q),
+                    line(FP32, at, 1, start=src * q, partitions=q, space=space),
+                )
+            )
+    program += [
+        copy(
+            line(FP32, HALF + 64 + 4 * i, 1, start=dst * q, partitions=q + 1),
+            line(FP32, 4 * i, 1, start=src * q, partitions=q + 1, space=space),
+            update=update(i),
+        )
+        for i, (src, dst) in enumerate([(0, 0), (0, 2), (2, 0), (2, 2)])
+    ]
+    bench.execute(program)
+
+
+def test_source_and_destination_may_be_the_same_elements(rng):
+    bench = Bench(CONFIG, rng)
+    bench.execute(
+        [
+            copy(line(FP32, 0, 37), line(INT32, 0, 37), update=update(1)),
+            copy(line(UINT8, 512, 67), line(INT8, 512, 67), update=update(2)),
+        ]
+    )
+
+
+def test_an_instruction_reads_what_the_update_before_it_announced(rng):
+    """The read that follows an update as soon as can be sees the last element."""
+    bench = Bench(CONFIG, rng)
+    chain = [
+        copy(line(FP16, 512, 3), line(INT8, 0, 3), update=update(1)),
+        copy(line(BF16, 256, 3), line(FP16, 512, 3), update=update(2)),
+        copy(line(FP32, 0, 3), line(BF16, 256, 3), update=update(3)),
+    ]
+
+    async def body(ctx):
+        for i, instruction in enumerate(chain):
+            await bench.issue(ctx, instruction)
+            while len(bench.updates) <= i:
+                await ctx.tick()
+        await bench.drain(ctx)
+        bench.expect(ctx, chain)
+
+    bench.run(body)
+
+
+@pytest.mark.parametrize("zero", ["first-count", "last-count", "partitions"])
+def test_nothing_to_do_completes_with_its_update(zero, rng):
+    bench = Bench(CONFIG, rng)
+    dims = {"first-count": ((1, 0), (1, 3)), "last-count": ((1, 3), (1, 3), (1, 2), (1, 0))}
+    dims = dims.get(zero, ((1, 4),))
+    partitions = 0 if zero == "partitions" else 4
+    empty = AccessPattern(FP32, 0, partitions, 512, dims)
+    in_psum = replace(empty, offset=0, space=Space.PSUM)
+    program = [
+        copy(empty, replace(empty, offset=0), update=update(1)),
+        copy(line(FP32, 512, 5), line(FP32, 0, 5), update=update(2)),
+        copy(empty, in_psum, update=update(3)),
+        Memset(dst=empty, value=7, update=update(4)),
+    ]
+    bench.execute(program)
+    assert bench.counts["elements"] == 5
+
+
+# Cycles -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("space", Space, ids=lambda s: s.name.lower())
+def test_latency_is_as_documented(space, rng):
+    bench = Bench(CONFIG, rng)
+    bench.execute([copy(line(FP32, 512, 2), line(FP32, 0, 2, space=space), update=update())])
+    issued = bench.issues[0]
+    setup = 2 if space == Space.SBUF else 4
+    assert bench.reads == [issued + setup, issued + setup + 1]
+    assert bench.commits == [issued + setup + 1 + VECTOR_CYCLES]
+    assert bench.updates[0][0] == issued + setup + 2 + VECTOR_CYCLES == issued + setup + 11
+
+
+@pytest.mark.parametrize("kind", ["sbuf", "psum", "memset"])
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 17])
+def test_issue_interval_is_the_number_of_elements(kind, count, rng):
+    bench = Bench(CONFIG, rng)
+    program = []
+    for i in range(6):
+        dst = line(BF16, 512 + 34 * i, count)
+        space = Space.PSUM if kind == "psum" else Space.SBUF
+        if kind == "memset":
+            program.append(Memset(dst=dst, value=i + 1, update=update(i)))
+        else:
+            src = line(FP32, 32 * i, min(count, 8), space=space)
+            if count > 8:
+                src = replace(src, offset=0, dims=((1, count),))
+            program.append(copy(dst, src, update=update(i)))
+    bench.execute(program)
+    least = 4 if kind == "psum" else 2
+    assert set(np.diff([cycle for cycle, *_ in bench.updates])) == {max(count, least)}
+    assert bench.counts["elements"] == count * len(program)
+    assert bench.counts["wait_sbuf"] == bench.counts["wait_psum"] == 0
+
+
+def test_busy_lasts_until_the_update_is_taken(rng):
+    bench = Bench(CONFIG, rng)
+    dut = bench.dut
+    bench.ready = lambda cycle: cycle >= 40
+
+    async def body(ctx):
+        assert not ctx.get(dut.busy)
+        await bench.issue(ctx, copy(line(FP32, 512, 3), line(FP32, 0, 3), update=update(9)))
+        while bench.cycle < 40:
+            assert ctx.get(dut.busy)
+            await ctx.tick()
+        await ctx.tick()
+        assert not ctx.get(dut.busy)
+        assert bench.updates == [(40, 9, UpdateMode.ADD, 10)]
+
+    bench.run(body)
+
+
+@pytest.mark.parametrize("pattern", ["late", "random", "always-but-one"])
+def test_updates_may_be_taken_at_any_time(pattern, rng):
+    bench = Bench(CONFIG, rng)
+    taken = {
+        "late": lambda cycle: cycle > 150 and cycle % 11 == 0,
+        "random": lambda cycle: rng.random() < 0.1,
+        "always-but-one": lambda cycle: cycle % 7 != 0,
+    }
+    bench.ready = taken[pattern]
+    program = [
+        copy(
+            line(FP16, 512 + 8 * i, 1 + i % 4),
+            line(UINT8, 4 * i, 1 + i % 4),
+            update=update(i) if i % 5 else None,
+        )
+        for i in range(40)
+    ]
+    bench.execute(program)
+
+
+# Sharing the memories -----------------------------------------------------------------------------
+
+
+def test_refused_reads_cost_cycles_and_nothing_else(rng):
+    """Moving reads take random banks; the engine waits and counts."""
+    bench = Bench(CONFIG, rng)
+    program = random_program(rng, CONFIG, 25, 40)
+
+    async def noise(ctx):
+        moving = bench.sbuf.moving
+        async for _ in ctx.tick():
+            ctx.set(moving.valid, bool(rng.random() < 0.8))
+            ctx.set(moving.new, 1)
+            ctx.set(moving.word, int(rng.integers(CONFIG.sbuf_words)))
+
+    bench.sim.add_process(noise)
+    bench.execute(program)
+    assert bench.counts["wait_sbuf"] > 20
+    assert bench.counts["elements"] == sum(i.dst.elements for i in program)
+
+
+def psum_copy(offset, dims, **kwargs):
+    src = AccessPattern(FP32, 0, 4, offset, dims, Space.PSUM)
+    return copy(line(FP32, 512, src.elements), src, **kwargs)
+
+
+@pytest.mark.parametrize(
+    ("offset", "dims", "banks"),
+    [
+        (0, ((1, 8),), 0b1),
+        (28, ((1, 2),), 0b11),
+        (4 * 63, ((-1, 20),), 0b11100000),
+        (96, ((8, 3),), 0b111000),
+        (96, ((-8, 2), (1, 4)), 0b1100),
+        (128, ((-8, 2), (8, 4)), 0b11111000),
+        (64, ((-30000, 1), (1, 3), (9, 1), (30000, 1)), 0b100),
+    ],
+    ids=["one", "border", "down", "stride", "mixed", "both-ways", "ones"],
+)
+def test_psum_banks_are_held_from_first_to_last_element(offset, dims, banks, rng):
+    bench = Bench(CONFIG, rng)
+    bench.execute([psum_copy(offset, dims, update=update())])
+    cycles = [cycle for cycle, held in bench.held if held]
+    assert {held for _, held in bench.held} == {0, banks}
+    assert cycles[0] <= bench.reads[0]
+    assert cycles[-1] == bench.reads[-1]
+
+
+def test_psum_copy_starts_when_the_tensor_engine_leaves_its_banks(rng):
+    bench = Bench(CONFIG, rng)
+    dut = bench.dut
+
+    async def body(ctx):
+        program = [
+            psum_copy(0, ((1, 6),), update=update(1)),
+            psum_copy(32, ((1, 6),), update=update(2)),
+            copy(line(FP32, 640, 4), line(FP32, 0, 4), update=update(3)),
+        ]
+        ctx.set(dut.psum_busy_pe, 0b11111110)
+        for instruction in program:
+            await bench.issue(ctx, instruction)
+            if len(bench.issues) == 2:
+                for _ in range(30):
+                    await ctx.tick()
+                assert len(bench.reads) == 6  # the second one waits, nothing is held
+                assert ctx.get(dut.psum_busy_dve) == 0
+                ctx.set(dut.psum_busy_pe, 0b11111101)
+        await ctx.tick()
+        await bench.drain(ctx)
+        bench.expect(ctx, program)
+        assert [entry[1] for entry in bench.updates] == [1, 2, 3]
+        assert 15 < bench.counts["wait_psum"] < 30
+
+    bench.run(body)
+
+
+def test_starving_makes_one_gap_in_sixteen_cycles(rng):
+    bench = Bench(CONFIG, rng)
+
+    async def body(ctx):
+        program = [
+            copy(line(INT8, 512, 100), line(INT8, 0, 100), update=update()) for _ in range(2)
+        ]
+        await bench.issue(ctx, program[0])
+        for _ in range(20):
+            await ctx.tick()
+        ctx.set(bench.starving, 1)
+        await bench.issue(ctx, program[1])
+        await ctx.tick()
+        await bench.drain(ctx)
+        bench.expect(ctx, program)
+
+    bench.run(body)
+    steps = np.diff(bench.reads)
+    assert set(steps) == {1, 2}
+    gaps = np.asarray(bench.reads)[1:][steps == 2]
+    assert set(np.diff(gaps)) == {GAP_CYCLES}
+    assert bench.counts["wait_sbuf"] == len(gaps)
+
+
+@pytest.mark.parametrize("kind", ["write", "read"])
+def test_dma_waits_a_bounded_time_for_the_engine(kind, rng):
+    """The engine reads and writes bank 0 in every cycle; DMA wants it as well."""
+    bench = Bench(CONFIG, rng)
+    waits = []
+
+    async def dma(ctx):
+        stream = getattr(bench.sbuf, f"dma_{kind}")[0]
+        ctx.set(stream.valid, 1)
+        waited = 0
+        async for _, _, ready in ctx.tick().sample(stream.ready):
+            if ready:
+                waits.append(waited)
+                waited = 0
+            else:
+                waited += 1
+
+    bench.sim.add_process(dma)
+    src = AccessPattern(INT8, 0, 4, 0, ((32, 16), (0, 10)))
+    program = [copy(replace(src, offset=512), src, update=update(i)) for i in range(2)]
+    bench.execute(program)
+    bound = DMA_PATIENCE_CYCLES + 1
+    if kind == "write":
+        bound += VECTOR_CYCLES + GAP_CYCLES
+    assert DMA_PATIENCE_CYCLES <= max(waits) <= bound
+    assert sum(w > 0 for w in waits) >= 8
+
+
+def test_reset_in_mid_work_starts_clean(rng):
+    bench = Bench(CONFIG, rng)
+    dut = bench.dut
+
+    async def body(ctx):
+        for cut in (1, 3, 6, 12, 20):
+            bench.ready = lambda cycle: False
+            for i in range(2):
+                await bench.issue(ctx, psum_copy(0, ((1, 9),), update=update(i)))
+            for _ in range(cut):
+                await ctx.tick()
+            ctx.set(bench.reset, 1)
+            await ctx.tick()
+            ctx.set(bench.reset, 0)
+            assert not ctx.get(dut.busy)
+            assert not ctx.get(dut.update.valid)
+            assert not ctx.get(dut.psum_busy_dve)
+            await ctx.tick()
+            bench.bytes = bench.memory(ctx)
+            bench.updates.clear()
+            bench.ready = lambda cycle: True
+            program = [
+                copy(line(INT16, 512, 11), line(INT8, cut, 11), update=update(3)),
+                Memset(dst=line(INT8, 600, 3), value=cut, update=update(4)),
+            ]
+            for instruction in program:
+                await bench.issue(ctx, instruction)
+            await ctx.tick()
+            await bench.drain(ctx)
+            await ctx.tick()
+            bench.expect(ctx, program)
+            assert [entry[1] for entry in bench.updates] == [3, 4]
+
+    bench.run(body)
