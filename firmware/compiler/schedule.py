@@ -10,6 +10,7 @@ Because every wait looks back in trace order, no program can deadlock.
 """
 
 from bisect import bisect_left
+from itertools import pairwise
 
 from ...rtl.arch import formats
 from ...rtl.arch.isa import Engine, Half
@@ -229,7 +230,7 @@ def regions(trace, instrs):
 
 def _overlapping(writes):
     runs = sorted(run for region in writes for run in region.runs)
-    return any(b[0] < a[1] for a, b in zip(runs, runs[1:], strict=False))
+    return any(b[0] < a[1] for a, b in pairwise(runs))
 
 
 # Waits --------------------------------------------------------------------------------------------

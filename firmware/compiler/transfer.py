@@ -5,6 +5,7 @@ the same elements in the same order; each side then merges its dimensions as far
 """
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 from ..nki.tensor import PARTITION
 
@@ -18,7 +19,7 @@ SPLIT_COUNT = 32768
 
 @dataclass(frozen=True)
 class Side:
-    """One side of a copy: HBM tensor (index) or SBUF (``None``), first byte, address granularity."""
+    """One side of a copy: HBM tensor (its index) or SBUF (``None``), and the first byte."""
 
     tensor: int | None
     offset: int
@@ -55,57 +56,70 @@ def _order(dims, key_side):
     )
 
 
-def _join(dims):
-    """Merge neighbours that are contiguous on both sides."""
+def _join(dims, stride):
+    """Merge neighbours that are contiguous on both sides and do not run into another partition."""
     out = []
     for count, s, d in dims:
         if out:
             c0, s0, d0 = out[-1]
-            if s == s0 * c0 and d == d0 * c0:
+            if s == s0 * c0 and d == d0 * c0 and not _crosses(out[-1], s, d, stride):
                 out[-1] = (c0 * count, s0, d0)
                 continue
         out.append((count, s, d))
     return out
 
 
-def _side_dims(dims, which):
-    """Dimensions of one side, merged where contiguous."""
+def _crosses(inner, s, d, stride):
+    """Whether a step to the next partition would join steps within one."""
+    return any(
+        abs(step) >= limit > abs(inner[which])
+        for which, step, limit in zip((1, 2), (s, d), stride, strict=True)
+    )
+
+
+def _side_dims(dims, which, limit):
+    """Dimensions of one side, merged where contiguous (in SBUF not from partition to partition)."""
     out = []
     for dim in dims:
         count, step = dim[0], dim[which]
-        if out and step == out[-1][0] * out[-1][1] and out[-1][1] * count <= MAX_COUNT:
+        if (
+            out
+            and step == out[-1][0] * out[-1][1]
+            and out[-1][1] * count <= MAX_COUNT
+            and not abs(step) >= limit > abs(out[-1][0])
+        ):
             out[-1] = (out[-1][0], out[-1][1] * count)
         else:
             out.append((step, count))
     return tuple(out) or ((0, 1),)
 
 
-def _emit(dims, size_log2, src, dst, out):
+def _emit(dims, size_log2, src, dst, stride, out):
     """Descriptors for one box of elements; peels outer dimensions while there are too many."""
     for i, (count, s, d) in enumerate(dims):
         if count > MAX_COUNT:
             whole, rest = divmod(count, SPLIT_COUNT)
             inner, outer = dims[:i], dims[i + 1 :]
             split = [*inner, (SPLIT_COUNT, s, d), (whole, s * SPLIT_COUNT, d * SPLIT_COUNT), *outer]
-            _emit(split, size_log2, src, dst, out)
+            _emit(split, size_log2, src, dst, stride, out)
             if rest:
-                done = whole * SPLIT_COUNT
-                _emit([*inner, (rest, s, d), *outer], size_log2, src + done * s, dst + done * d, out)
+                src, dst = src + whole * SPLIT_COUNT * s, dst + whole * SPLIT_COUNT * d
+                _emit([*inner, (rest, s, d), *outer], size_log2, src, dst, stride, out)
             return
-    src_dims, dst_dims = _side_dims(dims, 1), _side_dims(dims, 2)
+    src_dims, dst_dims = _side_dims(dims, 1, stride[0]), _side_dims(dims, 2, stride[1])
     if len(src_dims) <= 4 and len(dst_dims) <= 4:
         out.append(Piece(size_log2, src, src_dims, dst, dst_dims))
         return
     count, s, d = dims[-1]
     for i in range(count):
-        _emit(dims[:-1], size_log2, src + i * s, dst + i * d, out)
+        _emit(dims[:-1], size_log2, src + i * s, dst + i * d, stride, out)
 
 
 def _cuts(count, parts, quantum=1):
     """Cut ``count`` into ``parts`` nearly equal runs whose borders are multiples of ``quantum``."""
     units = -(-count // quantum)
     borders = [min(count, (units * i // parts) * quantum) for i in range(parts)] + [count]
-    return [(a, b - a) for a, b in zip(borders, borders[1:], strict=False) if b > a]
+    return [(a, b - a) for a, b in pairwise(borders) if b > a]
 
 
 def lower(config, dst, src, cursor):
@@ -142,7 +156,11 @@ def lower(config, dst, src, cursor):
         (n, s, d) for n, s, d in zip(dst.shape, src_steps, dst_steps, strict=True) if n != 1
     ]
     key_side = 1 if dst_side.tensor is None and src_side.tensor is not None else 2
-    dims = _join(_order(dims, key_side))
+    # A step of this size leads to another partition.
+    strides = tuple(
+        stride if side.tensor is None else 1 << 62 for side in (src_side, dst_side)
+    )
+    dims = _join(_order(dims, key_side), strides)
     total = size
     for count, _, _ in dims:
         total *= count
@@ -167,7 +185,7 @@ def lower(config, dst, src, cursor):
     engines = []
     for box, s, d in boxes:
         out = []
-        _emit(box, size_log2, src_side.offset + s, dst_side.offset + d, out)
+        _emit(box, size_log2, src_side.offset + s, dst_side.offset + d, strides, out)
         engines.append(out)
     longest = max(len(out) for out in engines)
     empty = Piece(0, src_side.offset, ((0, 0),), dst_side.offset, ((0, 0),))

@@ -15,8 +15,10 @@ from .. import nki
 from ..nki import isa as nisa
 from ..nki import language as nl
 
-__all__ = ["Blocking", "matmul", "matmul_reference", "plan_blocking"]
+__all__ = ["Blocking", "matmul", "matmul_program", "matmul_reference", "plan_blocking"]
 
+LARGE_TILE_BYTES = 8192
+"""Stationary tiles of at least this size are loaded one by one at the beginning."""
 RUN_BYTES = 256
 """Wanted length of the contiguous pieces in which A is read: one burst."""
 
@@ -47,8 +49,8 @@ def _ceil(a, b):
 
 def plan_blocking(m, k, n, a_bytes, b_bytes, c_bytes, *, rows, bank_words, banks, sbuf_bytes):
     """Choose the :class:`Blocking` that moves the fewest bytes and fits SBUF."""
-    mt, kt, nt = _ceil(m, rows), _ceil(k, rows), _ceil(n, bank_words)
-    width = min(n, bank_words)
+    width = _strip_width(n, bank_words)
+    mt, kt, nt = _ceil(m, rows), _ceil(k, rows), _ceil(n, width)
     wanted = min(kt, max(4, _ceil(RUN_BYTES, rows * a_bytes)))
     sizes = [wanted]
     while sizes[-1] > 1:
@@ -91,31 +93,61 @@ def plan_blocking(m, k, n, a_bytes, b_bytes, c_bytes, *, rows, bank_words, banks
     return best[1]
 
 
+def _strip_width(n, bank_words):
+    """Width of the strips of C: as few as possible, of nearly equal width."""
+    even = _ceil(n, _ceil(n, bank_words))
+    return min(_ceil(even, 16) * 16, bank_words, n)
+
+
 def _spans(total, step):
     """``(first, last + 1)`` of consecutive pieces."""
     return [(i, min(i + step, total)) for i in range(0, total, step)]
 
 
-def _first_pieces(count):
-    """Cut the first chunk so that the array starts early: 1, 1, 2, 4, ..."""
-    pieces, at, size = [], 0, 1
-    while at < count:
-        stop = min(at + size, count)
+def _doubling(first, last):
+    """``(first, last + 1)`` of pieces of 1, 1, 2, 4, ... elements."""
+    pieces, at = [], first
+    while at < last:
+        stop = min(max(2 * at - first, at + 1), last)
         pieces.append((at, stop))
-        size, at = stop, stop
+        at = stop
     return pieces
 
 
-def _load_a(tile, a, m0, m1, k0, k1, at):
-    """Load rows m0:m1, columns k0:k1 of A across partitions, into K tiles ``at`` and following."""
+def _order(m_tiles, chunks, *, first, last, large):
+    """Order of work within a block: ``(M tiles, K tiles)`` as ``(t0, t1, k0, k1)``.
+
+    Chunk by chunk, all M tiles of the block. The first block starts with little, so that the array
+    starts early. In the last one M tiles finish one by one, so that little is left to store.
+    """
+    if last:
+        return [(t, t + 1, c0, c1) for t in range(m_tiles) for c0, c1 in chunks]
+    if not first:
+        return [(0, m_tiles, c0, c1) for c0, c1 in chunks]
+    order = []
+    for c0, c1 in chunks:
+        if large:
+            order += [(0, m_tiles, k, k + 1) for k in range(c0, c1)]
+        else:
+            pieces = _doubling(c0, c1) if c0 == 0 else [(c0, c1)]
+            order += [(0, m_tiles, k0, k1) for k0, k1 in pieces]
+    if large:
+        _, _, k0, k1 = order[0]
+        order[:1] = [(t0, t1, k0, k1) for t0, t1 in _doubling(0, m_tiles)]
+    return order
+
+
+def _load_a(tile, a, m0, m1, k0, k1, at, to):
+    """Load rows m0:m1, columns k0:k1 of A across partitions, into K tiles ``at`` and following,
+    free elements ``to`` and following."""
     rows = nl.tile_size.pmax
     full = (k1 - k0) // rows
     if full:
         src = a[m0:m1, k0 : k0 + full * rows].reshape(m1 - m0, full, rows)
-        nisa.dma_copy(tile[:, at : at + full, : m1 - m0], src.permute(2, 1, 0))
+        nisa.dma_copy(tile[:, at : at + full, to : to + m1 - m0], src.permute(2, 1, 0))
     if k0 + full * rows < k1:
         src = a[m0:m1, k0 + full * rows : k1].permute(1, 0)
-        nisa.dma_copy(tile[: src.shape[0], at + full, : m1 - m0], src)
+        nisa.dma_copy(tile[: src.shape[0], at + full, to : to + m1 - m0], src)
 
 
 def _load_b(tile, b, k0, k1, n0, n1, at):
@@ -152,11 +184,11 @@ def matmul(a, b, out_dtype=nl.float32, blocking=None):
     if k != k_:
         raise nki.KernelError(f"matmul: {a} and {b} must agree in K, not {k} and {k_}")
     out_dtype = formats.format_of(out_dtype)
-    rows, width = nl.tile_size.pmax, nl.tile_size.gemm_moving_fmax
+    rows, bank_words = nl.tile_size.pmax, nl.tile_size.gemm_moving_fmax
     if blocking is None:
         blocking = plan_blocking(
             m, k, n, a.dtype.bytes, b.dtype.bytes, out_dtype.bytes,
-            rows=rows, bank_words=width, banks=nl.tile_size.psum_num_banks,
+            rows=rows, bank_words=bank_words, banks=nl.tile_size.psum_num_banks,
             sbuf_bytes=nl.tile_size.total_available_sbuf_size,
         )  # fmt: skip
     c = nl.ndarray((m, n), out_dtype, buffer=nl.shared_hbm, name="c")
@@ -164,58 +196,73 @@ def matmul(a, b, out_dtype=nl.float32, blocking=None):
     k_total = _ceil(k, rows)
     chunks = _spans(k_total, blocking.k_tiles)
     blocks = _spans(m, blocking.m_tiles * rows)
+    width = _strip_width(n, bank_words)
     strips = _spans(n, width)
-    a_width = _ceil(min(m, blocking.m_tiles * rows), 4) * 4
-    b_width = min(n, width)
     k_tiles = min(blocking.k_tiles, k_total)
-    streaming = blocking.strips == 0
-    pieces = _first_pieces(len(range(*chunks[0])))  # of the very first chunk
+    a_shape = (rows, k_tiles, _ceil(min(m, blocking.m_tiles * rows), 4) * 4)
+    b_shape = (rows, k_tiles, width)
+    c_shape = (rows, width)
 
+    def block_of_strip(m0, m1, n0, n1, a_tiles, b_tiles, **place):
+        """C[m0:m1, n0:n1], one PSUM bank wide; makes and loads the tiles that are not there yet."""
+        have_a, have_b = set(a_tiles), set(b_tiles)
+        sums = {}
+        for t0, t1, k0, k1 in _order(_ceil(m1 - m0, rows), chunks, **place):
+            chunk = k0 // blocking.k_tiles
+            at = k0 - chunk * blocking.k_tiles
+            if chunk not in a_tiles:
+                a_tiles[chunk] = nl.ndarray(a_shape, a.dtype, buffer=nl.sbuf, name="a_tile")
+            if chunk not in b_tiles:
+                tile = nl.ndarray(b_shape, b.dtype, buffer=nl.sbuf, name="b_tile")
+                b_tiles[chunk] = tile, {}
+            a_tile, (b_tile, b_views) = a_tiles[chunk], b_tiles[chunk]
+            low, high = k0 * rows, min(k1 * rows, k)
+            if chunk not in have_a:
+                top, bottom = m0 + t0 * rows, min(m0 + t1 * rows, m1)
+                _load_a(a_tile, a, top, bottom, low, high, at, t0 * rows)
+            if chunk not in have_b and t0 == 0:
+                _load_b(b_tile, b, low, high, n0, n1, at)
+            for t in range(t0, t1):
+                left, right = t * rows, min((t + 1) * rows, m1 - m0)
+                if k0 == 0:
+                    sums[t] = nl.ndarray(
+                        (right - left, n1 - n0), nl.float32, buffer=nl.psum, name="sums"
+                    )
+                for i in range(at, at + k1 - k0):
+                    depth = min(k - (k0 + i - at) * rows, rows)
+                    moving = b_views.get(i)
+                    if moving is None:
+                        moving = b_views[i] = b_tile[:depth, i, : n1 - n0]
+                    stationary = a_tile[:depth, i, left:right]
+                    nisa.nc_matmul(sums[t], stationary, moving, accumulate=k0 + i > at)
+                if k1 == k_total:
+                    out = nl.ndarray(c_shape, out_dtype, buffer=nl.sbuf, name="c_tile")
+                    out = out[: right - left, : n1 - n0]
+                    nisa.tensor_copy(out, sums[t])
+                    nisa.dma_copy(c[m0 + left : m0 + right, n0:n1], out)
+
+    large = rows * rows * a.dtype.bytes >= LARGE_TILE_BYTES
     for s0, s1 in _spans(len(strips), max(blocking.strips, 1)):
-        b_tiles = {}
+        b_tiles = [{} for _ in range(s0, s1)]
         for block, (m0, m1) in enumerate(blocks):
             a_tiles = {}
             for strip in range(s0, s1):
                 n0, n1 = strips[strip]
-                sums = {}
-                for chunk, (c0, c1) in enumerate(chunks):
-                    load_a = strip == s0
-                    load_b = block == 0 or streaming
-                    if load_a:
-                        a_tile = nl.ndarray((rows, k_tiles, a_width), a.dtype, buffer=nl.sbuf)
-                        a_tiles[chunk] = a_tile
-                    if load_b:
-                        b_tile = nl.ndarray((rows, k_tiles, b_width), b.dtype, buffer=nl.sbuf)
-                        b_tiles[strip, chunk] = b_tile, {}
-                    a_tile, (b_tile, b_views) = a_tiles[chunk], b_tiles[strip, chunk]
-                    for p0, p1 in pieces:
-                        k0, k1 = (c0 + p0) * rows, min((c0 + p1) * rows, k)
-                        if load_a:
-                            _load_a(a_tile, a, m0, m1, k0, k1, p0)
-                        if load_b:
-                            _load_b(b_tile, b, k0, k1, n0, n1, p0)
-                        for t0, t1 in _spans(m1 - m0, rows):
-                            if c0 + p0 == 0:
-                                sums[t0] = nl.ndarray((t1 - t0, n1 - n0), nl.float32, buffer=nl.psum)
-                            for i in range(p0, p1):
-                                depth = min((c0 + i + 1) * rows, k) - (c0 + i) * rows
-                                moving = b_views.get(i)
-                                if moving is None:
-                                    moving = b_views[i] = b_tile[:depth, i, : n1 - n0]
-                                stationary = a_tile[:depth, i, t0:t1]
-                                nisa.nc_matmul(
-                                    sums[t0], stationary, moving, accumulate=c0 + i > 0
-                                )
-                            if c0 + p1 == k_total:
-                                out = nl.ndarray((rows, b_width), out_dtype, buffer=nl.sbuf)
-                                part = out[: t1 - t0, : n1 - n0]
-                                nisa.tensor_copy(part, sums[t0])
-                                nisa.dma_copy(c[m0 + t0 : m0 + t1, n0:n1], part)
-                    pieces = [(0, blocking.k_tiles)]
-                    if chunk + 1 < len(chunks):
-                        pieces = [(0, chunks[chunk + 1][1] - chunks[chunk + 1][0])]
-                pieces = [(0, chunks[0][1] - chunks[0][0])]
+                if blocking.strips == 0:
+                    b_tiles[0] = {}
+                block_of_strip(
+                    m0, m1, n0, n1, a_tiles, b_tiles[strip - s0], large=large,
+                    first=m0 == n0 == 0,
+                    last=m1 == m and n1 == n and block > 0 and strip > s0,
+                )  # fmt: skip
     return c
+
+
+def matmul_program(config, a_shape, b_shape, dtype, out_dtype=formats.FP32):
+    """The compiled :func:`matmul` for operands of these shapes in format ``dtype``."""
+    return matmul.compile(
+        config, nki.TensorSpec(a_shape, dtype), nki.TensorSpec(b_shape, dtype), out_dtype
+    )
 
 
 def matmul_reference(a, b, rows, out_dtype=None, a_dtype=None, b_dtype=None):
