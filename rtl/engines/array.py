@@ -1,8 +1,9 @@
-"""The systolic array: processing elements, quads of four columns, rows, and the edge that feeds them.
+"""The systolic array: processing elements, quads of four columns, rows, and their edges.
 
-Everything here exists many times and is defined once: the array contains rows, a row contains quads, a
-quad contains processing elements, each wrapped in :class:`~..lib.replicate.Replicated`. What differs
-between instances (the number of a quad, of a partition) is an input driven by a constant.
+Everything here exists many times and is defined once: the array contains blocks of rows, a row
+contains quads, a quad contains processing elements, each wrapped in
+:class:`~..lib.replicate.Replicated`. What differs between instances (the number of a quad, of a
+partition) is an input driven by a constant.
 """
 
 from amaranth.hdl import Module, Signal, unsigned
@@ -73,11 +74,11 @@ def LaneBus(config):
 
 
 def EdgeControl(config):
-    """What an edge is told about the elements that arrive in the same cycle, the same for all edges.
+    """What all edges are told about the elements that arrive in the same cycle.
 
-    ``moving`` and ``weights`` hold ``valid`` (elements arrive), ``dtype``, ``half``, and the partitions
-    in use: ``start`` up to, not including, ``stop``. ``weights`` also has ``mask`` and ``quad`` of
-    :func:`LaneBus`. ``swap`` is one cycle ahead of the first moving element.
+    ``moving`` and ``weights`` hold ``valid`` (elements arrive), ``dtype``, ``half``, and the
+    partitions in use: ``start`` up to, not including, ``stop``. ``weights`` also has ``mask`` and
+    ``quad`` of :func:`LaneBus`. ``swap`` is one cycle ahead of the first moving element.
     """
     operand = {
         "valid": 1,
@@ -103,19 +104,19 @@ class Pe(wiring.Component):
     moving : :py:`In(Operand)`
         The quad's moving register.
     swap : :py:`In(1)`
-        From the next cycle on the shadow weight multiplies. One cycle ahead of the first moving word
-        that it is for: the word of this cycle still meets the old weight.
+        From the next cycle on the shadow weight multiplies. One cycle ahead of the first moving
+        word that it is for: the word of this cycle still meets the old weight.
     weight : :py:`In(Operand)`
     capture : :py:`In(1)`
-        Take ``weight`` into the shadow. In the same cycle as ``swap`` it is for the swap after that.
+        Take ``weight`` into the shadow. With ``swap`` it is for the swap after that.
     psum_in : :py:`In(32)`
         Partial sum from above, one cycle after the moving word that it belongs to.
     psum_out : :py:`Out(32)`
 
     Timing
     ------
-    One product per cycle; ``psum_out`` three cycles after ``moving``, two after ``psum_in``. Before the
-    first swap, and after a reset, the weight is void.
+    One product per cycle; ``psum_out`` three cycles after ``moving``, two after ``psum_in``. Before
+    the first swap, and after a reset, the weight is void.
     """
 
     def __init__(self):
@@ -215,7 +216,7 @@ class ArrayRow(wiring.Component):
     -------
     i : :py:`In(LaneBus(config))`
     psum_in, psum_out : :py:`In(32 * cols)`, :py:`Out(32 * cols)`
-        Partial sums, column 0 lowest. (One wide port: thousands of narrow ones take minutes to export.)
+        Partial sums, column 0 lowest. (Thousands of narrow ports would take minutes to export.)
 
     Timing
     ------
@@ -249,7 +250,7 @@ class ArrayRow(wiring.Component):
 
 
 class Edge(wiring.Component):
-    """What feeds one row: converts the elements that SBUF delivers, and delays them by the row's skew.
+    """What feeds one row: converts the elements that SBUF delivers, and delays them by its skew.
 
     Parameters
     ----------
@@ -387,8 +388,8 @@ class Array(wiring.Component):
 
     Timing
     ------
-    A moving word of row 0 that is at ``i[0]`` in cycle ``t`` (row ``k``: ``t + 2 * k``) has its sums at
-    the columns of quad ``q`` in cycle ``t + 2 * rows + 2 + q``.
+    A moving word of row 0 that is at ``i[0]`` in cycle ``t`` (row ``k``: ``t + 2 * k``) has its
+    sums at the columns of quad ``q`` in cycle ``t + 2 * rows + 2 + q``.
     """
 
     def __init__(self, *, config):

@@ -65,7 +65,7 @@ class DelayLine(wiring.Component):
         age = Signal(range(self.words))
         fresh = Signal()
         m.d.sync += write.eq(write + 1)
-        # The word written in cycle t is read in t + 1 + depth, when the pointer has moved on by as much.
+        # The word written in cycle t is read in t + 1 + depth: the pointer has moved on by as much.
         m.d.comb += read.eq(write - 1 - self.depth)
         with m.If(~age.all()):
             m.d.sync += age.eq(age + 1)

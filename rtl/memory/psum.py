@@ -1,7 +1,7 @@
 """PSUM: the memory below the array that overwrites with, or adds, the sums it is sent.
 
-One slice per column; commands enter at the first quad of columns and ripple from quad to quad with the
-sums. The vector engine reads all partitions at once.
+One slice per column; commands enter at the first quad of columns and ripple from quad to quad with
+the sums. The vector engine reads all partitions at once.
 """
 
 from amaranth.hdl import Module, Mux, Signal, unsigned
@@ -199,7 +199,7 @@ class Psum(wiring.Component):
         m = Module()
         config = self.config
 
-        # Spread to all slices from one register: cycle 1 of SBUF_READ_CYCLES. Memory, bank multiplexer.
+        # One register feeds all slices: cycle 1 of SBUF_READ_CYCLES. Then memory, bank multiplexer.
         assert SBUF_READ_CYCLES == 3
         read = Signal(PsumRead(config))
         m.d.sync += [
