@@ -117,7 +117,7 @@ class HbmReader(wiring.Component):
     put, reserve, space
         Of the byte buffer for data.
     word : :py:`Out(word_layout)`
-        Descriptor words as they arrive.
+        Descriptor words, one cycle after they arrived.
     error : :py:`Out(bus_error_layout)`
         First bus error of a data burst, held. No data after it is put, nothing more is issued.
     idle : :py:`Out(1)`
@@ -245,12 +245,15 @@ class HbmReader(wiring.Component):
             self.put.data.eq(axi.rdata),
             self.put.phase.eq(beat.phase),
             self.put.count.eq(beat.count),
-            self.word.valid.eq(arrives & head.descriptor),
-            self.word.tag.eq(head.tag),
-            self.word.index.eq(DESCRIPTOR_BYTES // AXI_DATA_BYTES - (beat.left >> 3)),
-            self.word.data.eq(axi.rdata),
-            self.word.error.eq(failed),
         ]
+        m.d.sync += self.word.valid.eq(arrives & head.descriptor)
+        with m.If(arrives & head.descriptor):
+            m.d.sync += [
+                self.word.tag.eq(head.tag),
+                self.word.index.eq(DESCRIPTOR_BYTES // AXI_DATA_BYTES - (beat.left >> 3)),
+                self.word.data.eq(axi.rdata),
+                self.word.error.eq(failed),
+            ]
         with m.If(arrives & ~head.descriptor & failed & ~self.error.valid):
             m.d.sync += [
                 self.error.valid.eq(1),

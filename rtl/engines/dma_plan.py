@@ -388,9 +388,10 @@ class DmaPlanner(wiring.Component):
         with m.If(~self.side):
             m.d.sync += self.src_sbuf.eq(self.in_sbuf)
         for side, streams in enumerate(self._plans):
-            for plan in streams:
+            for memory, plan in enumerate(streams):
                 about = plan.p.about
-                with m.If(self.side == side):
+                # The plan of another memory may still be waiting.
+                with m.If((self.side == side) & (self.in_sbuf == memory)):
                     m.d.sync += [
                         plan.p.address.eq(self.address),
                         plan.p.bytes.eq(Mux(self.merging, self.total, self.run) << self.size),

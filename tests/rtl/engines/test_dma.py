@@ -1,18 +1,19 @@
 """DMA engine against a byte model, with memories that pause, are slow, and fail on demand."""
 
 from collections import deque
+from operator import attrgetter
 
 import numpy as np
 import pytest
-from amaranth.hdl import ResetInserter, Signal
+from amaranth.hdl import Cat, ResetInserter, Signal
+from amaranth.lib import data
 from amaranth.sim import Simulator
-
 from makalu.rtl.arch.config import SMALL, TINY
+from makalu.rtl.arch.events import events_of
 from makalu.rtl.arch.isa import (
     DESCRIPTOR_BYTES,
     Descriptor,
     DescriptorSide,
-    ErrorCode,
     Update,
     UpdateMode,
 )
@@ -34,14 +35,9 @@ def addresses(side, size):
 class Bus:
     """AXI memory: latency, pauses, errors, and every rule that a manager can break.
 
-    ``pause`` is the probability, per channel and cycle, that the memory is not ready or has nothing.
+    ``pause`` is the probability, per channel and cycle, that the memory is not ready or has
+    nothing to say.
     """
-
-    CHANNELS = {
-        "ar": ("araddr", "arlen", "arsize", "arburst", "arid"),
-        "aw": ("awaddr", "awlen", "awsize", "awburst", "awid"),
-        "w": ("wdata", "wstrb", "wlast"),
-    }
 
     def __init__(self, bench, latency, pause, rng):
         self.bench, self.latency, self.pause, self.rng = bench, latency, pause, rng
@@ -50,14 +46,12 @@ class Bus:
         self.reads, self.writes, self.data, self.answers = deque(), deque(), deque(), deque()
         self.beat = 0
         self.seen = {"ar": [], "aw": []}
-        self.stalled = {}
-        self.ready = {"ar": 0, "aw": 0, "w": 0}
-        self.offers = {"r": 0, "b": 0}
+        self.stalled = {"ar": None, "aw": None, "w": None}
+        self.offered = {"r": False, "b": False}
         self.most = self.most_bytes = 0
-        self.cycles_with_data = 0
 
     def pauses(self):
-        return self.pause and self.rng.random() < self.pause
+        return bool(self.pause) and self.rng.random() < self.pause
 
     def failing(self, address, ranges):
         """Response code of a word."""
@@ -66,66 +60,69 @@ class Bus:
         return 0 if address + 8 <= HBM_BYTES else 3
 
     def check_address(self, address, length, size, burst, ident):
-        config = self.bench.config
         assert (size, burst, ident) == (3, 1, 0)
         assert address % 8 == 0
         last = address + 8 * length + 7
-        assert last - address + 1 <= config.dma_burst_bytes
+        assert last - address + 1 <= max(self.bench.config.dma_burst_bytes, DESCRIPTOR_BYTES)
         assert address >> 12 == last >> 12, f"{address:#x}..{last:#x} crosses 4 KiB"
 
-    def cycle(self, now, axi):
-        """``axi`` holds the manager's outputs of this cycle; return the inputs of the next."""
-        ready, offers = self.ready, self.offers
-        for channel, names in self.CHANNELS.items():
-            payload = tuple(axi[name] for name in names)
-            if self.stalled.get(channel) is not None:
-                assert axi[channel + "valid"], f"{channel}valid fell"
-                assert payload == self.stalled[channel], f"{channel} changed while stalled"
-            taken = axi[channel + "valid"] and ready[channel]
-            self.stalled[channel] = payload if axi[channel + "valid"] and not taken else None
-            if not taken:
-                continue
-            if channel == "w":
+    def taken(self, channel, payload):
+        """Whether the beat that the manager offers is taken in this cycle."""
+        before = self.stalled[channel]
+        if before is not None:
+            assert payload is not None, f"{channel}valid fell"
+            assert payload == before, f"{channel} changed while stalled"
+        ready = not self.pauses()
+        self.stalled[channel] = None if ready else payload
+        return ready, ready and payload is not None
+
+    def cycle(self, now, get, valid):
+        """One cycle: look at the manager's outputs, return the inputs it sees in the same cycle."""
+        inputs = {}
+        for channel, names in (
+            ("ar", ("araddr", "arlen", "arsize", "arburst", "arid")),
+            ("aw", ("awaddr", "awlen", "awsize", "awburst", "awid")),
+            ("w", ("wdata", "wstrb", "wlast")),
+        ):
+            payload = tuple(get(name) for name in names) if valid[channel + "valid"] else None
+            inputs[channel + "ready"], taken = self.taken(channel, payload)
+            if taken and channel == "w":
                 self.data.append(payload)
-            else:
+            elif taken:
                 self.check_address(*payload)
                 self.seen[channel].append((now, payload[0], payload[1] + 1))
                 queue = self.reads if channel == "ar" else self.writes
                 queue.append((now + self.latency, payload[0], payload[1] + 1))
-        if offers["r"] and axi["rready"]:
-            offers["r"] = 0
-            self.cycles_with_data += 1
-            self.beat += 1
-            if self.beat == self.reads[0][2]:
-                self.beat = 0
-                self.reads.popleft()
-        if offers["b"] and axi["bready"]:
-            offers["b"] = 0
-            self.answers.popleft()
         self.most = max(self.most, len(self.reads))
         self.most_bytes = max(self.most_bytes, 8 * sum(length for *_, length in self.reads))
-        self.write_bursts(now)
 
-        inputs = {}
-        for channel in ready:
-            ready[channel] = int(not self.pauses())
-            inputs[channel + "ready"] = ready[channel]
-        if not offers["r"] and self.reads and self.reads[0][0] <= now + 1 and not self.pauses():
-            offers["r"] = 1
-        if offers["r"]:
+        offered = self.offered
+        if not offered["r"]:
+            offered["r"] = bool(self.reads) and self.reads[0][0] <= now and not self.pauses()
+        inputs["rvalid"] = offered["r"]
+        if offered["r"]:
             _, address, length = self.reads[0]
             address += 8 * self.beat
             response = self.failing(address, self.bad_reads)
             word = b"\xee" * 8 if response else self.memory[address : address + 8].tobytes()
             inputs["rdata"] = int.from_bytes(word, "little")
             inputs["rresp"] = response
-            inputs["rlast"] = int(self.beat == length - 1)
-        inputs["rvalid"] = offers["r"]
-        if not offers["b"] and self.answers and self.answers[0][0] <= now + 1 and not self.pauses():
-            offers["b"] = 1
-        inputs["bvalid"] = offers["b"]
-        if offers["b"]:
+            inputs["rlast"] = self.beat == length - 1
+            if valid["rready"]:
+                offered["r"] = False
+                self.beat += 1
+                if self.beat == length:
+                    self.beat = 0
+                    self.reads.popleft()
+        if not offered["b"]:
+            offered["b"] = bool(self.answers) and self.answers[0][0] <= now and not self.pauses()
+        inputs["bvalid"] = offered["b"]
+        if offered["b"]:
             inputs["bresp"] = self.answers[0][1]
+            if valid["bready"]:
+                offered["b"] = False
+                self.answers.popleft()
+        self.write_bursts(now)
         return inputs
 
     def write_bursts(self, now):
@@ -133,14 +130,14 @@ class Bus:
         while self.writes:
             _, address, length = self.writes[0]
             if len(self.data) < length:
-                for _, _, last in self.data:
-                    assert not last, "WLAST too early"
+                assert not any(last for *_, last in self.data), "WLAST too early"
                 return
             self.writes.popleft()
             response = 0
             for i in range(length):
                 word, strobe, last = self.data.popleft()
                 assert last == (i == length - 1), "WLAST misplaced"
+                assert strobe, "a beat without bytes"
                 response = max(response, self.failing(address + 8 * i, self.bad_writes))
                 if response:
                     continue
@@ -161,10 +158,13 @@ class Sbuf:
         config = bench.config
         self.config, self.pause, self.rng = config, pause, rng
         self.memory = np.zeros((config.partitions, config.sbuf_partition_stride), np.uint8)
-        self.pipe = deque([None] * (DMA_READ_CYCLES - 1))
-        self.ready = {"write": 0, "read": 0}
-        self.stalled = {"write": None, "read": None}
         self.beats = {"write": 0, "read": 0}
+        self.forget()
+
+    def forget(self):
+        """Nothing is under way."""
+        self.pipe = deque([None] * DMA_READ_CYCLES)
+        self.stalled = {"write": None, "read": None}
 
     def places(self, beat):
         """Memory index of each of the 8 bytes of a beat."""
@@ -177,16 +177,16 @@ class Sbuf:
         assert partition % (8 // size) == 0
         return [(partition + i // size, offset + i % size) for i in range(8)]
 
-    def cycle(self, valid, beats):
-        """``valid`` and ``beats`` by direction; return the ready inputs and the read data."""
-        answer = None
-        for kind in ("write", "read"):
-            beat = beats[kind]
-            if self.stalled[kind] is not None:
-                assert valid[kind] and beat == self.stalled[kind], f"SBUF {kind} changed"
-            taken = valid[kind] and self.ready[kind]
-            self.stalled[kind] = beat if valid[kind] and not taken else None
-            if not taken:
+    def cycle(self, beats):
+        """One cycle: ``beats`` offered by direction; return the ready inputs and the read data."""
+        answer, readies = None, {}
+        for kind, beat in beats.items():
+            before = self.stalled[kind]
+            assert before is None or beat == before, f"SBUF {kind} changed while stalled"
+            ready = not (self.pause and self.rng.random() < self.pause)
+            readies[kind] = ready
+            self.stalled[kind] = None if ready else beat
+            if beat is None or not ready:
                 continue
             self.beats[kind] += 1
             places = self.places(beat)
@@ -202,13 +202,29 @@ class Sbuf:
                     if partition < self.config.partitions and offset < self.config.sbuf_bytes:
                         answer |= int(self.memory[partition, offset]) << 8 * i
         self.pipe.append(answer)
-        for kind in self.ready:
-            self.ready[kind] = int(not (self.pause and self.rng.random() < self.pause))
-        return self.ready, self.pipe.popleft()
+        return readies, self.pipe.popleft()
+
+
+def _unpack(layout, value):
+    """Members of a packed value as integers."""
+    return {
+        name: value >> field.offset & (1 << field.width) - 1
+        for name, field in data.Layout.cast(layout)
+    }
 
 
 class Bench:
-    """One engine and its surroundings; simulated again from reset for every scenario."""
+    """One engine and its surroundings; simulated again from reset for every scenario.
+
+    Outputs of the engine do not depend on its inputs of the same cycle, so each cycle looks at the
+    outputs first and then chooses the inputs.
+    """
+
+    FLAGS = (
+        *("axi.arvalid", "axi.awvalid", "axi.wvalid", "axi.rready", "axi.bready"),
+        *("sbuf_write.valid", "sbuf_read.valid", "jobs.ready", "update.valid", "error.valid"),
+        *("busy", "drained"),
+    )
 
     def __init__(self, config):
         self.config = config
@@ -218,14 +234,9 @@ class Bench:
         self.simulator.add_clock(1e-8)
         self.simulator.add_testbench(self._main)
         self._first = True
-        axi = self.dut.axi
-        self.outputs = [
-            name
-            for name, member in axi.signature.flip().members.items()
-            if member.flow.name == "In" and name != "rid"
-        ]
 
     def start(self, *, latency=20, pause=0.0, seed=1, update_pause=None):
+        """A fresh engine (in simulation) with random memories and nothing to do."""
         rng = np.random.default_rng(seed)
         self.rng = rng
         self.bus = Bus(self, latency, pause, rng)
@@ -233,167 +244,180 @@ class Bench:
         self.bus.memory[:] = rng.integers(0, 256, HBM_BYTES)
         self.sbuf.memory[:] = rng.integers(0, 256, self.sbuf.memory.shape)
         self.update_pause = pause if update_pause is None else update_pause
+        self.forget()
+        return self
+
+    def forget(self):
+        """Start a new list of jobs."""
         self.table = TABLES
         self.jobs, self.updates, self.expected = deque(), [], []
-        self.events = {}
+        self.events = dict.fromkeys((event.name for event in events_of("dma")), 0)
         self.now = 0
         self.error = None
-        return self
 
     def job(self, queue, descriptors, *, update=None):
         """Queue descriptors (:class:`Descriptor` or raw bytes); return the table's address."""
         table = self.table
         raw = b"".join(d if isinstance(d, bytes) else d.encode() for d in descriptors)
         self.bus.memory[table : table + len(raw)] = np.frombuffer(raw, np.uint8)
-        self.table += max(len(raw), DESCRIPTOR_BYTES)
+        self.table += len(raw)
         assert self.table <= HBM_BYTES
         if update is None:
             update = Update(len(self.jobs) % 8, UpdateMode.ADD, 1 + len(self.jobs))
+        update = (update.semaphore, int(update.mode), update.value)
         self.jobs.append((queue, table, len(descriptors), update))
         self.expected.append((queue, list(descriptors), update))
         return table
 
-    def apply(self, hbm, sbuf, descriptor):
-        """The model: element by element, in order."""
-        size = 1 << descriptor.size_log2
+    def model(self, upto=None):
+        """Both memories after the expected jobs (or the first ``upto`` descriptors of them)."""
+        hbm, sbuf = self.bus.memory.copy(), self.sbuf.memory.copy()
         flat = sbuf.reshape(-1)
-        if descriptor.src.elements == 0:
-            return
-        memory, places = addresses(descriptor.src, size)
-        values = (flat if memory else hbm)[places]
-        memory, places = addresses(descriptor.dst, size)
-        (flat if memory else hbm)[places] = values
+        every = [d for _, descriptors, _ in self.expected for d in descriptors]
+        for descriptor in every[:upto]:
+            if not descriptor.src.elements:
+                continue
+            size = 1 << descriptor.size_log2
+            memory, places = addresses(descriptor.src, size)
+            values = (flat if memory else hbm)[places]
+            memory, places = addresses(descriptor.dst, size)
+            (flat if memory else hbm)[places] = values
+        return hbm, sbuf
 
-    def run(self, limit=20000, until=None, halt_at=None, settle=8):
-        """Simulate until everything queued is complete (or ``until`` says so)."""
-        self.limit, self.until, self.halt_at, self.settle = limit, until, halt_at, settle
+    def run(self, limit=20000, halt_at=None, after=None):
+        """Simulate until everything queued is complete, or the engine has stopped and drained.
+
+        With ``halt_at`` the engine is halted in that cycle; once drained it is reset and goes on
+        with the jobs that ``after`` queues, if any.
+        """
+        self.limit, self.halt_at, self.after = limit, halt_at, after
         if not self._first:
             self.simulator.reset()
         self._first = False
         self.simulator.run()
         return self
 
-    def check(self, count=True):
-        """Run what is queued and compare all of both memories with the model."""
-        hbm, sbuf = self.bus.memory.copy(), self.sbuf.memory.copy()
-        for _, descriptors, _ in self.expected:
-            for descriptor in descriptors:
-                self.apply(hbm, sbuf, descriptor)
-        self.run()
+    def check(self, limit=20000):
+        """Run what is queued; compare updates, and all of both memories, with the model."""
+        wanted = self.model()
+        self.run(limit)
         assert self.error is None, self.error
-        self.compare(hbm, sbuf)
-        wanted = sorted((u.semaphore, int(u.mode), u.value) for _, _, u in self.expected)
-        assert sorted(self.updates) == wanted
-        for queue in range(self.config.dma_queues):
-            in_order = [
-                (u.semaphore, int(u.mode), u.value) for q, _, u in self.expected if q == queue
-            ]
-            assert [u for u in self.updates if u in in_order] == in_order
+        self.compare(wanted)
+        self.check_updates()
         return self
 
-    def compare(self, hbm, sbuf):
-        for name, got, wanted in (("HBM", self.bus.memory, hbm), ("SBUF", self.sbuf.memory, sbuf)):
-            wrong = np.argwhere(got != wanted)
+    def check_updates(self):
+        assert sorted(self.updates) == sorted(update for *_, update in self.expected)
+        for queue in range(self.config.dma_queues):
+            in_order = [update for q, _, update in self.expected if q == queue]
+            assert [update for update in self.updates if update in in_order] == in_order
+
+    def compare(self, wanted):
+        """Compare both memories, guards included."""
+        got = (self.bus.memory, self.sbuf.memory)
+        for name, has, should in zip(("HBM", "SBUF"), got, wanted, strict=True):
+            wrong = np.argwhere(has != should)
             assert len(wrong) == 0, (
                 f"{name}: {len(wrong)} bytes differ, first at {wrong[0]}: "
-                f"got {got[tuple(wrong[0])]:#x}, expected {wanted[tuple(wrong[0])]:#x}"
+                f"got {has[tuple(wrong[0])]:#x}, expected {should[tuple(wrong[0])]:#x}"
             )
 
     async def _main(self, ctx):
+        """One pass per cycle."""
         dut, bus = self.dut, self.bus
-        axi = [getattr(dut.axi, name) for name in self.outputs]
+        flags = Cat(attrgetter(name)(dut) for name in self.FLAGS)
+        names = [name.split(".")[-1] if name.startswith("axi") else name for name in self.FLAGS]
         streams = {"write": dut.sbuf_write, "read": dut.sbuf_read}
-        watched = [
-            *axi, dut.sbuf_write.valid, dut.sbuf_read.valid, dut.sbuf_write.p, dut.sbuf_read.p,
-            dut.jobs.ready, dut.update.valid, dut.update.p, dut.error, dut.busy, dut.drained,
-            dut.events,
-        ]  # fmt: skip
-        count = len(axi)
         current = {}
 
-        def put(signal, value):
-            if current.get(id(signal)) != value:
-                current[id(signal)] = value
-                ctx.set(signal, value)
+        inputs = {
+            **{f"axi.{name}": getattr(dut.axi, name) for name in dut.axi.signature.members},
+            "sbuf_write.ready": dut.sbuf_write.ready,
+            "sbuf_read.ready": dut.sbuf_read.ready,
+            "read": dut.sbuf_read_data.as_value(),
+            "update.ready": dut.update.ready,
+            "jobs.valid": dut.jobs.valid,
+            "halt": dut.halt,
+            "reset": self.reset,
+        }
+
+        def put(name, value):
+            if current.get(name) != value:
+                current[name] = value
+                ctx.set(inputs[name], int(value))
+
+        def raw(signal):
+            return _unpack(signal.shape(), ctx.get(signal.as_value()))
 
         offered = None
-        update_ready = 0
         quiet_for = 0
-        halted = False
-        inputs = {
-            name: getattr(dut.axi, name)
-            for name in dut.axi.signature.members
-            if name not in self.outputs
-        }
-        tick = ctx.tick().sample(*watched)
         while True:
-            _, _, *values = await tick
-            (
-                write_valid, read_valid, write, read, jobs_ready, update_valid, update, error, busy,
-                drained, events,
-            ) = values[count:]  # fmt: skip
+            await ctx.tick()
             now = self.now
             self.now += 1
-            for name, value in bus.cycle(
-                now, dict(zip(self.outputs, values, strict=False))
-            ).items():
-                put(inputs[name], value)
-            valid = {"write": write_valid, "read": read_valid}
-            beats = {"write": None, "read": None}
-            for kind, payload in (("write", write), ("read", read)):
-                if valid[kind]:
-                    beats[kind] = {name: payload[name] for name in payload.shape().members}
-            ready, answer = self.sbuf.cycle(valid, beats)
-            for kind, stream in streams.items():
-                put(stream.ready, ready[kind])
-            put(dut.sbuf_read_data.valid, int(answer is not None))
-            put(dut.sbuf_read_data.data, answer or 0)
-            if update_valid and update_ready:
-                self.updates.append((update.semaphore, update.mode, update.value))
-            update_ready = int(not (self.update_pause and self.rng.random() < self.update_pause))
-            put(dut.update.ready, update_ready)
-            for name in events.shape().members:
-                if events[name]:
-                    self.events[name] = self.events.get(name, 0) + events[name]
+            bits = ctx.get(flags)
+            flag = {name: bits >> i & 1 for i, name in enumerate(names)}
 
-            if offered is not None and jobs_ready:
-                offered = None
-            if offered is None and self.jobs and not halted:
+            answers = bus.cycle(now, lambda name: ctx.get(inputs[f"axi.{name}"]), flag)
+            for name, value in answers.items():
+                put(f"axi.{name}", value)
+            beats = {
+                kind: raw(stream.p) if flag[f"sbuf_{kind}.valid"] else None
+                for kind, stream in streams.items()
+            }
+            ready, answer = self.sbuf.cycle(beats)
+            for kind in streams:
+                put(f"sbuf_{kind}.ready", ready[kind])
+            put("read", 0 if answer is None else answer << 1 | 1)
+            ready = not (self.update_pause and self.rng.random() < self.update_pause)
+            put("update.ready", ready)
+            if flag["update.valid"] and ready:
+                self.updates.append(tuple(raw(dut.update.p).values()))
+            if ctx.get(dut.events.as_value()):
+                for name, value in raw(dut.events).items():
+                    self.events[name] += value
+
+            if offered is None and self.jobs:
                 offered = self.jobs.popleft()
-                queue, table, length, what = offered
+                queue, table, count, (semaphore, mode, value) = offered
+                update = {"semaphore": semaphore, "mode": mode, "value": value}
                 ctx.set(
-                    dut.jobs.p,
-                    {
-                        "queue": queue,
-                        "table": table,
-                        "count": length,
-                        "update": {
-                            "semaphore": what.semaphore,
-                            "mode": int(what.mode),
-                            "value": what.value,
-                        },
-                    },
+                    dut.jobs.p, {"queue": queue, "table": table, "count": count, "update": update}
                 )
-            put(dut.jobs.valid, int(offered is not None))
+            put("jobs.valid", offered is not None)
+            quiet = not self.jobs and offered is None and not flag["busy"] and bus.quiet
+            if flag["jobs.ready"]:
+                assert offered is not None
+                offered = None
 
-            if self.halt_at is not None and now >= self.halt_at and not halted:
-                halted = True
-                put(dut.halt, 1)
-            if halted and now > self.halt_at + 2 and drained:
-                assert bus.quiet, "drained, but the bus is not"
-                break
-            if error.valid and self.error is None:
-                self.error = {name: error[name] for name in ("code", "field", "pc", "address")}
-                self.error_cycle = now
-            if self.error is not None and drained and bus.quiet and now > self.error_cycle + 20:
-                break
-            self.busy = busy
-            done = not self.jobs and offered is None and not busy and bus.quiet
-            quiet_for = quiet_for + 1 if done else 0
-            if self.until is not None and self.until(self):
-                break
-            if quiet_for > self.settle:
-                break
+            if self.halt_at is not None and now >= self.halt_at:
+                put("halt", 1)
+                if now > self.halt_at + 1 and flag["drained"]:
+                    assert bus.quiet, "drained, but the bus is not"
+                    self.halt_at = offered = None
+                    if self.after is None:
+                        return
+                    self.forget()
+                    self.sbuf.forget()
+                    self.after()
+                    put("jobs.valid", 0)
+                    put("halt", 0)
+                    put("reset", 1)
+                    await ctx.tick()
+                    put("reset", 0)
+                    continue
+            if flag["error.valid"]:
+                if self.error is None:
+                    self.error = raw(dut.error)
+                    self.error_cycle = now
+                assert raw(dut.error) == self.error
+                if flag["drained"] and now > self.error_cycle + 20:
+                    assert bus.quiet, "drained, but the bus is not"
+                    return
+            quiet_for = quiet_for + 1 if quiet else 0
+            if quiet_for > 8:
+                assert flag["drained"]
+                return
             assert now < self.limit, "it hangs"
 
 
@@ -413,6 +437,115 @@ def hbm(address, *dims):
 
 def sbuf(config, partition, offset, *dims):
     return DescriptorSide(config.sbuf_address(partition, offset), dims)
+
+
+# Random descriptors -------------------------------------------------------------------------------
+
+
+def factors(rng, n):
+    """``n`` as a product of one to four counts, some of them 1."""
+    counts = [1] * int(rng.integers(1, 5))
+    for prime in (2, 3, 5, 7, 11, 13, 17):
+        while n % prime == 0:
+            counts[rng.integers(len(counts))] *= prime
+            n //= prime
+    counts[0] *= n
+    return counts
+
+
+def reach(steps, counts):
+    ways = [step * (count - 1) for step, count in zip(steps, counts, strict=True)]
+    return sum(way for way in ways if way < 0), sum(way for way in ways if way > 0)
+
+
+def random_steps(rng, counts, size, span, unit):
+    """Steps that are multiples of ``unit``; in many cases each dimension continues the last."""
+    packed, steps, dense = size, [], rng.random() < 0.6
+    for count in counts:
+        if dense and rng.random() < 0.8:
+            steps.append(packed)
+        else:
+            most = max(1, span // max(1, count))
+            steps.append(int(rng.integers(-most, most + 1)) // unit * unit)
+        packed *= count
+    return steps
+
+
+def random_hbm(rng, n, size, first, end):
+    for _ in range(100):
+        counts = factors(rng, n)
+        steps = random_steps(rng, counts, size, end - first, 1)
+        low, high = reach(steps, counts)
+        slack = end - first - size - (high - low)
+        if slack >= 0:
+            address = first - low + int(rng.integers(slack + 1))
+            return hbm(address, *zip(steps, counts, strict=True))
+    return hbm(first, (size, n))
+
+
+def random_sbuf(rng, n, size, config, first, end):
+    """Bytes ``first`` to ``end`` of every partition."""
+    for _ in range(100):
+        counts = factors(rng, n)
+        in_partitions = rng.random(len(counts)) < 0.5
+        across = [count if part else 1 for count, part in zip(counts, in_partitions, strict=True)]
+        hops = [int(rng.choice((1, 1, 1, -1, 2, 0))) for _ in counts]
+        low, high = reach(hops, across)
+        spare = config.partitions - 1 - (high - low)
+        within = [count // part for count, part in zip(counts, across, strict=True)]
+        steps = random_steps(rng, within, size, end - first, size)
+        left, right = reach(steps, within)
+        slack = (end - first - size - (right - left)) // size
+        if spare < 0 or slack < 0:
+            continue
+        partition = -low + int(rng.integers(spare + 1))
+        offset = first - left + size * int(rng.integers(slack + 1))
+        dims = [
+            (hop * config.sbuf_partition_stride if part else step, count)
+            for hop, part, step, count in zip(hops, in_partitions, steps, counts, strict=True)
+        ]
+        return sbuf(config, partition, offset, *dims)
+    raise AssertionError("no pattern found")
+
+
+def random_descriptor(rng, config, area, most=96):
+    """A copy within the share ``area`` (0..3) of both memories, in any direction."""
+    size_log2 = int(rng.integers(3))
+    size = 1 << size_log2
+    src_memory, dst_memory = rng.integers(2), rng.integers(2)
+    n = int(rng.integers(1, most // size + 1))
+    halves = [0, 1] if rng.random() < 0.5 else [1, 0]
+    sides = []
+    for memory, half in zip((src_memory, dst_memory), halves, strict=True):
+        if memory:
+            share = config.sbuf_bytes // 8
+            first = (2 * area + half) * share
+            sides.append(random_sbuf(rng, n, size, config, first, first + min(share, 512)))
+        else:
+            first = (2 * area + half) * 0x1800
+            sides.append(random_hbm(rng, n, size, first, first + 0x400))
+    return Descriptor(size_log2, *sides)
+
+
+@pytest.mark.parametrize(
+    ("latency", "pause"), [(20, 0.0), (3, 0.4), (200, 0.1)], ids=["calm", "rough", "slow"]
+)
+def test_random_descriptors_in_four_queues_copy_the_right_bytes(tiny, seed, latency, pause):
+    rng = np.random.default_rng(seed)
+    tiny.start(latency=latency, pause=pause, seed=seed)
+    for _ in range(3):
+        for queue in range(4):
+            count = int(rng.integers(1, 4))
+            tiny.job(queue, [random_descriptor(rng, TINY, queue) for _ in range(count)])
+    tiny.check()
+
+
+def test_random_descriptors_with_sixteen_partitions(small, seed):
+    rng = np.random.default_rng(seed)
+    small.start(latency=50, pause=0.1, seed=seed)
+    for queue in range(4):
+        small.job(queue, [random_descriptor(rng, SMALL, queue, most=160) for _ in range(4)])
+    small.check()
 
 
 def test_loads_along_one_partition(tiny):
