@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ..firmware.nki import set_runner
 from ..rtl.arch.config import CoreConfig, HbmConfig, named_config
 from ..rtl.arch.formats import format_of
 from ..rtl.arch.isa import DESCRIPTOR_BYTES, WORD_BYTES, Engine, ErrorCode
@@ -84,6 +85,22 @@ def open_device(config="SMALL", backend="auto", *, hbm=None, progress=None):
         If the backend asked for cannot be used here.
     """
     return Device(config, backend, hbm=hbm, progress=progress)
+
+
+_opened = []  # weak references to devices, in the order in which they were opened
+
+
+def _run_on_last_opened(kernel, args, kwargs):
+    """What a kernel called with arrays does."""
+    while _opened:
+        device = _opened[-1]()
+        if device is not None and not device.closed:
+            return device.run(kernel, *args, **kwargs)
+        _opened.pop()
+    raise ClosedError(
+        f"no device is open to run {kernel.__name__} on: open one with makalu.open(), or compile "
+        f"the kernel with {kernel.__name__}.compile(...)"
+    )
 
 
 class Tensor:
@@ -365,6 +382,8 @@ class Device:
     hbm : :class:`HbmConfig`
     last_run : :class:`RunReport` or ``None``
         Of the last matrix product, program run, or group of them.
+    on_run : callable or ``None``
+        Called after each program run with (name of the program, :class:`RunReport`).
     """
 
     def __init__(self, config="SMALL", backend="auto", *, hbm=None, progress=None):
@@ -373,6 +392,7 @@ class Device:
         self.backend, self.backend_reason = devices.choose(backend, self.config)
         self.hbm = _as_hbm(hbm, self.backend, self.config)
         self.progress = progress
+        self.on_run = None
         self.last_run = None
         self._memory = Allocator(self.hbm.size_bytes)
         self._tensors = weakref.WeakSet()
@@ -382,6 +402,8 @@ class Device:
         self._count = 0
         self._lock = threading.RLock()
         self._runner = devices.start(self.backend, self.config, self.hbm, progress)
+        _opened.append(weakref.ref(self))
+        set_runner(_run_on_last_opened)
 
     # Life -----------------------------------------------------------------------------------------
 
@@ -521,6 +543,35 @@ class Device:
         """Give a loaded program's memory back."""
         loaded.unload()
 
+    def run(self, kernel, *args, **kwargs):
+        """Compile a kernel for these arguments, run it once, return its outputs.
+
+        A kernel called with arrays (``kernel(a, b)``) does the same on the device that was opened
+        last. For many runs compile once: ``dev.load(kernel.compile(dev.config, a, b))``.
+
+        Returns
+        -------
+        :class:`numpy.ndarray` or tuple of them
+            As many as the kernel returns.
+
+        Raises
+        ------
+        :exc:`~..firmware.nki.KernelError`
+            If the machine cannot run the kernel; the message names the line.
+        """
+        self._check_ready()
+        began = time.perf_counter()
+        program = kernel.compile(self.config, *args, **kwargs)
+        compile_s = time.perf_counter() - began
+        loaded = self.load(program)
+        try:
+            results = loaded.execute(dict(kernel.bind(args, kwargs)))
+        finally:
+            loaded.unload()
+        self.last_run.compile_s = compile_s
+        outputs = tuple(results[name] for name in program.outputs)
+        return outputs[0] if len(outputs) == 1 else outputs
+
     def _run(self, loaded, addresses):
         """Run a loaded program once and leave its report in :attr:`last_run`."""
         queues = loaded._place(addresses)
@@ -544,6 +595,8 @@ class Device:
             wall_s=wall_s,
             build_s=runner.build_s,
         )
+        if self.on_run is not None:
+            self.on_run(loaded.name, self.last_run)
 
     def _explain(self, fault, queues, program):
         """A fault as an error that names instruction, field, source line and who waits."""

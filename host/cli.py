@@ -1,0 +1,507 @@
+"""The command line: ``makalu demo``, ``matmul``, ``run``, ``export``, ``bench`` and so on.
+
+Results go to standard output, progress and messages to standard error. Exit codes: 0 done, 1 the
+device or a kernel failed, 2 wrong input, 3 a tool is missing, 4 out of memory, 130 interrupted.
+"""
+
+import contextlib
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import typer
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    Progress,
+    SpinnerColumn,
+    TaskProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
+from rich.table import Table
+
+from ..rtl.arch.config import SMALL, TINY, TRN, named_config
+from ..rtl.arch.events import COUNTERS
+from . import devices
+from .errors import DtypeError, MakaluError, ShapeError, ToolMissing
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    name="makalu",
+    help="An open, cycle-accurate Trainium-like NeuronCore.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+FAILED, WRONG_INPUT, NO_TOOL, NO_MEMORY, INTERRUPTED = 1, 2, 3, 4, 130
+
+ConfigOption = Annotated[str, typer.Option("--config", help="Machine: TINY, SMALL or TRN.")]
+BackendOption = Annotated[
+    str, typer.Option("--backend", help=f"auto, {', '.join(devices.BACKENDS)}.")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print the report as JSON.")]
+DtypeOption = Annotated[
+    str | None,
+    typer.Option("--dtype", help="Round operands to this format: bf16, fp16, fp8_e4m3, fp32, ..."),
+]
+HbmOption = Annotated[int | None, typer.Option("--hbm-mib", help="Size of HBM in MiB.", min=1)]
+
+
+def _out():
+    return Console(highlight=False, soft_wrap=True)
+
+
+def _err():
+    return Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+@contextlib.contextmanager
+def _errors():
+    """Errors that a user can cause become one message and an exit code."""
+    from ..firmware.nki import KernelError
+    from ..firmware.program import ProgramError
+
+    def fail(error, code):
+        text = _escape(str(error) or type(error).__name__)
+        _err().print(f"[bold red]error:[/bold red] {text}")
+        raise typer.Exit(code) from None
+
+    try:
+        yield
+    except KeyboardInterrupt:
+        _err().print("interrupted")
+        raise typer.Exit(INTERRUPTED) from None
+    except ToolMissing as error:
+        fail(error, NO_TOOL)
+    except MemoryError as error:
+        fail(str(error) or "this machine has not enough memory", NO_MEMORY)
+    except (OSError, DtypeError, ShapeError, ProgramError) as error:
+        fail(error, WRONG_INPUT)
+    except MakaluError as error:
+        fail(error, WRONG_INPUT if isinstance(error, ValueError) else FAILED)
+    except KernelError as error:
+        fail(error, FAILED)
+
+
+def _escape(text):
+    from rich.markup import escape
+
+    return escape(text)
+
+
+class _Bar:
+    """A progress bar on a terminal, nothing elsewhere."""
+
+    def __init__(self, console):
+        self.shown = console.is_terminal
+        self.progress = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=30),
+            TaskProgressColumn(),
+            TimeElapsedColumn(),
+            console=console,
+            transient=True,
+            disable=not self.shown,
+        )
+        self.task = self.progress.add_task("starting", total=None)
+
+    def __enter__(self):
+        self.progress.start()
+        return self
+
+    def __exit__(self, *_):
+        self.progress.stop()
+
+    def say(self, text):
+        """What happens now."""
+        self.progress.update(self.task, description=text)
+
+    def __call__(self, issued, total, cycles):
+        text = "running" if cycles is None else f"running, {cycles:,} cycles"
+        self.progress.update(self.task, description=text, completed=issued, total=total or None)
+
+
+def _config(name):
+    try:
+        return named_config(name)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--config") from None
+
+
+def _backend(name):
+    if name != "auto" and name not in devices.BACKENDS:
+        raise typer.BadParameter(
+            f"{name!r} is not one of auto, {', '.join(devices.BACKENDS)}", param_hint="--backend"
+        )
+    return name
+
+
+def _open(config, backend, hbm_mib, bar):
+    from .device import open_device
+
+    bar.say("building the simulator")
+    hbm = None if hbm_mib is None else hbm_mib << 20
+    device = open_device(config, backend, hbm=hbm, progress=bar if bar.shown else None)
+    bar.say("compiling")
+    return device
+
+
+# Commands -----------------------------------------------------------------------------------------
+
+
+@app.command()
+def matmul(
+    a: Annotated[Path, typer.Argument(help="Left operand, a .npy file.")],
+    b: Annotated[Path, typer.Argument(help="Right operand, a .npy file.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Where the product goes, a .npy file.")],
+    config: ConfigOption = "SMALL",
+    backend: BackendOption = "auto",
+    dtype: DtypeOption = None,
+    out_dtype: Annotated[str, typer.Option("--out-dtype", help="Format of the product.")] = "fp32",
+    check: Annotated[
+        bool, typer.Option("--check/--no-check", help="Compare with a binary64 product.")
+    ] = True,
+    hbm_mib: HbmOption = None,
+    as_json: JsonOption = False,
+):
+    """Multiply two matrices (or batches of them, or vectors) on the core."""
+    from .files import check_writable, load_array, save_array
+
+    with _errors():
+        machine, backend = _config(config), _backend(backend)
+        check_writable(out)
+        left, right = load_array(a, dtype=dtype), load_array(b, dtype=dtype)
+        console = _err()
+        with _Bar(console) as bar, _open(machine, backend, hbm_mib, bar) as dev:
+            product = dev.matmul(left, right, dtype=dtype, out_dtype=out_dtype, check=check)
+            report, reason = dev.last_run, dev.backend_reason
+        save_array(out, product)
+        if as_json:
+            print(report.to_json(indent=1))
+            return
+        console = _out()
+        console.print(report)
+        console.print(f"\nbackend {report.backend}: {_escape(reason)}")
+        shape = " x ".join(map(str, np.shape(product))) or "a scalar"
+        console.print(f"wrote {_escape(str(out))}: {shape}, {product.dtype}")
+        if product.dtype.kind == "V":
+            console.print(
+                f"numpy does not store this format: np.load(path).view(ml_dtypes.{product.dtype})"
+            )
+
+
+@app.command()
+def run(
+    file: Annotated[Path, typer.Argument(help="A Python file with NKI kernels.")],
+    inputs: Annotated[
+        list[str] | None,
+        typer.Argument(help="Kernel arguments: .npy files, shapes such as 64x128:bf16, numbers."),
+    ] = None,
+    kernel: Annotated[
+        str | None, typer.Option("--kernel", help="Which kernel, if there are several.")
+    ] = None,
+    out: Annotated[
+        list[Path] | None, typer.Option("--out", "-o", help="Where outputs go, .npy files.")
+    ] = None,
+    config: ConfigOption = "SMALL",
+    backend: BackendOption = "auto",
+    dtype: DtypeOption = None,
+    seed: Annotated[int, typer.Option(help="Of random inputs.")] = 0,
+    hbm_mib: HbmOption = None,
+    as_json: JsonOption = False,
+):
+    """Run an NKI kernel file, unmodified.
+
+    ``import nki`` gives Makalu's kernel language. With inputs the file's kernel is called with
+    them; without, the file runs as a script, and the kernels that it calls run on the core.
+    """
+    from .files import check_writable, save_array
+    from .kernels import argument, choose_kernel, kernels_in, nki_is_ours, run_file
+
+    with _errors():
+        machine, backend = _config(config), _backend(backend)
+        for path in out or ():
+            check_writable(path)
+        if not file.is_file():
+            raise FileNotFoundError(f"{file}: no such file")
+        reports = []
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(nki_is_ours())
+            bar = stack.enter_context(_Bar(_err()))
+            dev = stack.enter_context(_open(machine, backend, hbm_mib, bar))
+            bar.say(f"running {file.name}")
+            results = ()
+            if inputs:
+                names = run_file(file, as_script=False)
+                chosen = choose_kernel(file, names, kernel)
+                rng = np.random.default_rng(seed)
+                arguments = [argument(text, dtype=dtype, rng=rng) for text in inputs]
+                results = dev.run(chosen, *arguments)
+                results = results if isinstance(results, tuple) else (results,)
+                reports.append((chosen.__name__, dev.last_run))
+            else:
+                dev.on_run = lambda name, report: reports.append((name, report))
+                names = run_file(file, as_script=True)
+        if out and len(out) != len(results):
+            raise MakaluError(f"there are {len(results)} outputs, but {len(out)} --out files")
+        if out:
+            for path, array in zip(out, results, strict=True):
+                save_array(path, array)
+        if as_json:
+            print(json.dumps([{"kernel": n, **r.to_dict()} for n, r in reports], indent=1))
+            return
+        console = _out()
+        for name, report in reports:
+            console.print(f"[bold]{_escape(name)}[/bold]")
+            console.print(report)
+        for i, array in enumerate(results):
+            where = f" in {out[i]}" if out else ""
+            shape = " x ".join(map(str, array.shape))
+            console.print(_escape(f"output {i}: {shape}, {array.dtype}{where}"))
+        if not reports:
+            found = ", ".join(kernels_in(names)) or "none"
+            console.print(
+                _escape(
+                    f"{file} called no kernel (it has: {found}). Give inputs to call one, such as "
+                    f"`makalu run {file} 64x64:bf16 64x64:bf16`."
+                )
+            )
+
+
+@app.command()
+def demo(
+    config: ConfigOption = "SMALL",
+    backend: BackendOption = "auto",
+    images: Annotated[
+        int | None, typer.Option("--images", help="Test images.", min=1, max=397)
+    ] = None,
+    as_json: JsonOption = False,
+):
+    """Classify handwritten digits: a small network whose matrix products run on the core."""
+    from .demo import run_demo
+
+    with _errors():
+        machine, backend = _config(config), _backend(backend)
+        console = _err()
+        if backend == "auto":
+            backend, reason = devices.choose("auto", machine)
+            if backend == "golden":
+                # No compiler: show the hardware all the same, on fewer images.
+                machine, backend, images = TINY, "pysim", images or 4
+                console.print(
+                    f"No compiled simulation here ({_escape(reason)}).\nThe hardware runs in "
+                    f"Amaranth's simulator instead, slowly: {machine.name}, {images} images."
+                )
+        images = images or 256
+        with _Bar(console) as bar:
+
+            def say(text):
+                bar.say(text)
+                if not as_json and not bar.shown:
+                    console.print(_escape(text))
+
+            def progress(layer, layers, issued, total, cycles):
+                part = issued / total if total else 0
+                text = f"layer {layer + 1} of {layers}"
+                if cycles is not None:
+                    text += f", {cycles:,} cycles"
+                bar.progress.update(
+                    bar.task, description=text, completed=1000 * (layer + part), total=1000 * layers
+                )
+
+            result = run_demo(
+                machine, backend, images=images, say=say, progress=progress if bar.shown else None
+            )
+        if as_json:
+            print(json.dumps(result.to_dict(), indent=1))
+        else:
+            _print_demo(_out(), result)
+        if not result.same_bits:
+            raise typer.Exit(FAILED)
+
+
+def _print_demo(console, result):
+    layers = " x ".join(map(str, result.layers))
+    report = result.report
+    table = Table.grid(padding=(0, 2))
+    table.add_row("[bold]task[/bold]", f"{result.images} handwritten digits, network {layers}")
+    table.add_row(
+        "[bold]accuracy[/bold]",
+        f"{result.accuracy:.1%} on the core (BF16), {result.reference_accuracy:.1%} in numpy "
+        "(binary32)",
+    )
+    verdict = "[green]equal, every bit[/green]" if result.same_bits else "[red]DIFFERENT[/red]"
+    table.add_row("[bold]golden model[/bold]", verdict)
+    console.print(table)
+    console.print(report)
+    console.print(f"\nall together {result.total_s:.1f} s, training {result.train_s:.1f} s of it")
+
+
+@app.command()
+def export(
+    out: Annotated[Path, typer.Option("--out", "-o", help="Directory to write to.")],
+    config: ConfigOption = "SMALL",
+    as_json: JsonOption = False,
+):
+    """Write the core as Verilog, with AXI ports, for any simulator or synthesis tool."""
+    with _errors():
+        machine = _config(config)
+        if out.exists() and not out.is_dir():
+            raise NotADirectoryError(f"{out}: a file, not a directory to write to")
+        from ..rtl.verilog import write_export
+
+        began = time.perf_counter()
+        with _Bar(_err()) as bar:
+            bar.say(f"converting {machine.name} to Verilog")
+            files = write_export(machine, out)
+        took = time.perf_counter() - began
+        if as_json:
+            print(json.dumps({"files": [str(path) for path in files], "seconds": took}, indent=1))
+            return
+        for path in files:
+            _out().print(_escape(f"{path}  {path.stat().st_size:,} bytes"))
+        _out().print(f"{took:.1f} s")
+
+
+BENCH_SHAPES = ((16, 16, 128), (64, 64, 128), (64, 256, 128), (128, 128, 512))
+
+
+@app.command()
+def bench(
+    config: ConfigOption = "SMALL",
+    backend: BackendOption = "auto",
+    dtype: DtypeOption = "bf16",
+    shape: Annotated[
+        list[str] | None, typer.Option("--shape", help="M x K x N, such as 64x64x128; repeatable.")
+    ] = None,
+    as_json: JsonOption = False,
+):
+    """Measure matrix products: cycles, utilization, speed of the simulation."""
+    with _errors():
+        machine, backend = _config(config), _backend(backend)
+        shapes = [_shape(text) for text in shape] if shape else BENCH_SHAPES
+        rng = np.random.default_rng(0)
+        rows = []
+        with _Bar(_err()) as bar, _open(machine, backend, None, bar) as dev:
+            for m, k, n in shapes:
+                a, b = rng.standard_normal((m, k)), rng.standard_normal((k, n))
+                dev.matmul(a, b, dtype=dtype, check=True)
+                rows.append({"m": m, "k": k, "n": n, "dtype": dtype, **dev.last_run.to_dict()})
+        if as_json:
+            print(json.dumps(rows, indent=1))
+            return
+        table = Table("M x K x N", "cycles", "PE", "MACs", "cycles/s", "compile", "run")
+        for row in rows:
+            used, speed = row["pe_utilization"], row["cycles_per_second"]
+            table.add_row(
+                f"{row['m']} x {row['k']} x {row['n']}",
+                "-" if row["cycles"] is None else f"{row['cycles']:,}",
+                "-" if used is None else f"{used:.1%}",
+                f"{row['macs']:,}",
+                "-" if speed is None else f"{speed:,.0f}",
+                f"{row['compile_s']:.2f} s",
+                f"{row['wall_s']:.2f} s",
+            )
+        _out().print(f"{machine.name} on {dev.backend}, {dtype}")
+        _out().print(table)
+
+
+def _shape(text):
+    try:
+        m, k, n = (int(part) for part in text.lower().split("x"))
+        if min(m, k, n) < 1:
+            raise ValueError
+    except ValueError:
+        raise typer.BadParameter(
+            f"{text!r} is not of the form MxKxN, such as 64x64x128", param_hint="--shape"
+        ) from None
+    return m, k, n
+
+
+@app.command()
+def info(
+    counters: Annotated[bool, typer.Option("--counters", help="List the counters too.")] = False,
+    as_json: JsonOption = False,
+):
+    """Show the machines there are, and the counters."""
+    machines = (TINY, SMALL, TRN)
+    if as_json:
+        print(
+            json.dumps(
+                {
+                    "machines": [_facts(machine) for machine in machines],
+                    "counters": [
+                        {"name": e.full_name, "unit": e.unit, "meaning": e.meaning}
+                        for e in COUNTERS
+                    ],
+                },
+                indent=1,
+            )
+        )
+        return
+    console = _out()
+    table = Table("", *(machine.name for machine in machines))
+    for title, fact in (
+        ("array", lambda m: f"{m.rows} x {m.cols}"),
+        ("SBUF per partition", lambda m: f"{m.sbuf_bytes // 1024} KiB"),
+        ("PSUM per partition", lambda m: f"{m.psum_banks} x {m.psum_bank_bytes} B"),
+        ("longest moving operand", lambda m: f"{m.psum_bank_words} columns"),
+        ("DMA engines", lambda m: str(m.dma_engines)),
+        ("fingerprint", lambda m: f"{m.fingerprint:#010x}"),
+    ):
+        table.add_row(title, *(fact(machine) for machine in machines))
+    console.print(table)
+    if counters:
+        table = Table("counter", "unit", "meaning")
+        for event in COUNTERS:
+            table.add_row(event.full_name, event.unit, event.meaning)
+        console.print(table)
+
+
+def _facts(machine):
+    return {
+        "name": machine.name,
+        "rows": machine.rows,
+        "cols": machine.cols,
+        "sbuf_bytes_per_partition": machine.sbuf_bytes,
+        "psum_banks": machine.psum_banks,
+        "psum_bank_bytes": machine.psum_bank_bytes,
+        "dma_engines": machine.dma_engines,
+        "fingerprint": machine.fingerprint,
+    }
+
+
+@app.command()
+def doctor(as_json: JsonOption = False):
+    """Say which backends work on this machine, and what to install for the others."""
+    from . import doctor as checks
+
+    found = checks.examine()
+    if as_json:
+        print(json.dumps(found, indent=1))
+        return
+    console = _out()
+    for title, rows in found.items():
+        table = Table(title, "", "")
+        for row in rows:
+            mark = "[green]ok[/green]" if row["ok"] else "[red]missing[/red]"
+            table.add_row(row["name"], mark, _escape(row["detail"]))
+        console.print(table)
+    best, why = devices.choose("auto", SMALL)
+    console.print(_escape(f"auto on SMALL takes {best}: {why}"))
+
+
+def main():
+    """Entry point of the ``makalu`` command."""
+    try:
+        app()
+    except BrokenPipeError:  # the reader of our output has gone
+        sys.stderr.close()
+        sys.exit(1)

