@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..rtl.arch import formats
-from ..rtl.arch.config import ADDRESS_BITS, HBM_WINDOW, SBUF_WINDOW, WINDOW_LOG2
+from ..rtl.arch.config import HBM_WINDOW, SBUF_WINDOW, WINDOW_LOG2
 from ..rtl.arch.isa import (
     DESCRIPTOR_BYTES,
     DESCRIPTOR_COPY,
@@ -62,7 +62,8 @@ class GoldenError(Exception):
     pc : :class:`int`
         Address of the instruction (DMA: of the descriptor).
     address : :class:`int`
-        Bus address of a bus error; number of a semaphore that overflowed; else 0.
+        Bus address of a bus error (the first element outside HBM; the hardware names its burst);
+        address of a bad descriptor; number of a semaphore that overflowed; else 0.
     """
 
     def __init__(self, code, *, source, field=0, pc=0, address=0):
@@ -264,8 +265,9 @@ def check_descriptor(raw, config):
         bad("dst_count0")
     if descriptor.src.elements:
         for name, side in (("src", descriptor.src), ("dst", descriptor.dst)):
-            if not _side_allowed(side, 1 << descriptor.size_log2, config):
-                bad(f"{name}_address")
+            part = _bad_part(side, 1 << descriptor.size_log2, config)
+            if part is not None:
+                bad(f"{name}_{part}")
     return descriptor
 
 
@@ -278,26 +280,37 @@ def _reach(side):
     )
 
 
-def _side_allowed(side, size, config):
-    low, high = _reach(side)
-    if low < 0 or high + size > 1 << ADDRESS_BITS:
-        return False
-    window = low >> WINDOW_LOG2
-    if window != high + size - 1 >> WINDOW_LOG2:
-        return False
+def _bad_part(side, size, config):
+    """Name of what is wrong with one side of a descriptor, or ``None``."""
+    window, within = side.address >> WINDOW_LOG2, side.address & (1 << WINDOW_LOG2) - 1
     if window == HBM_WINDOW:
-        return True
-    if window != SBUF_WINDOW:
-        return False
-    within = (1 << WINDOW_LOG2) - 1
-    if (high & within) >> config.sbuf_partition_log2 >= config.partitions:
-        return False
-    if (side.address | size) % size or any(step % size for step, count in side.dims if count > 1):
-        return False
-    if config.sbuf_partition_stride == config.sbuf_bytes:
-        return True
-    offsets = side.addresses(size) & config.sbuf_partition_stride - 1
-    return bool((offsets < config.sbuf_bytes).all())
+        low, high = _reach(side)
+        return "address" if low < 0 or high + size > 1 << WINDOW_LOG2 else None
+    stride = config.sbuf_partition_stride
+    partition, offset = divmod(within, stride)
+    if window != SBUF_WINDOW or offset % size or partition >= config.partitions:
+        return "address"
+    # In SBUF a step goes to other partitions or along the free axis, not both.
+    bytes_low = bytes_high = offset
+    parts_low = parts_high = partition
+    for i, (step, count) in enumerate(side.dims):
+        if count <= 1:
+            continue
+        if step % stride == 0:
+            reach = step // stride * (count - 1)
+            parts_low, parts_high = parts_low + min(reach, 0), parts_high + max(reach, 0)
+        elif abs(step) > stride or step % size:
+            return f"step{i}"
+        else:
+            reach = step * (count - 1)
+            bytes_low, bytes_high = bytes_low + min(reach, 0), bytes_high + max(reach, 0)
+    inside = (
+        parts_low >= 0
+        and parts_high < config.partitions
+        and bytes_low >= 0
+        and bytes_high + size <= config.sbuf_bytes
+    )
+    return None if inside else "address"
 
 
 # Memories -----------------------------------------------------------------------------------------
@@ -699,7 +712,7 @@ class GoldenCore:
             try:
                 descriptor = check_descriptor(raw, self.config)
             except _Illegal as error:
-                self._fail(error.code, source, field=error.field, pc=pc)
+                self._fail(error.code, source, field=error.field, pc=pc, address=pc)
             self._copy(descriptor, source, pc)
             job.pc += DESCRIPTOR_BYTES
             job.count -= 1

@@ -800,6 +800,18 @@ BAD_DESCRIPTORS = {
     ),
     "misaligned step": (
         Descriptor(1, side(0x1000, (2, 2)), side(TINY.sbuf_address(0, 2), (3, 2))),
+        ErrorCode.BAD_DESCRIPTOR, 384, 0,
+    ),
+    "diagonal step": (
+        Descriptor(0, side(0x1000, (1, 2)), side(TINY.sbuf_address(0, 0), (0, 1), (2049, 2))),
+        ErrorCode.BAD_DESCRIPTOR, 416, 0,
+    ),
+    "below sbuf": (
+        Descriptor(0, side(TINY.sbuf_address(1, 0), (-2048, 3)), side(0x1000, (1, 3))),
+        ErrorCode.BAD_DESCRIPTOR, 64, 0,
+    ),
+    "into the next partition": (
+        Descriptor(0, side(0x1000, (1, 4)), side(TINY.sbuf_address(1, 2046), (1, 4))),
         ErrorCode.BAD_DESCRIPTOR, 128, 0,
     ),
     "read outside": (
@@ -821,7 +833,7 @@ def test_a_bad_descriptor_stops_its_engine(case):
     error = caught.value
     assert (error.code, error.source, error.pc) == (code, 16, 0x180)
     assert field is None or error.field == field
-    assert error.address == address
+    assert error.address == (0x180 if code == ErrorCode.BAD_DESCRIPTOR else address)
     assert core.semaphores[1] == 0
     assert (core.sbuf[0, :4] == 9).all()  # the descriptor before it was executed
     assert core.sbuf.sum() == 36
