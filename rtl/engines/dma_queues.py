@@ -48,6 +48,11 @@ class _Ring:
         self.started_src = Signal(name=f"started_src{q}")  # memories of the descriptor started last
         self.started_dst = Signal(name=f"started_dst{q}")
 
+    @property
+    def full(self):
+        """Every slot is taken."""
+        return self.allocated == self.retired ^ SLOTS
+
     @staticmethod
     def at(bits, pointer):
         """The bit of ``bits`` for the slot that ``pointer`` is at."""
@@ -173,10 +178,7 @@ class DmaQueues(wiring.Component):
         tag = Signal(self.tag)
         m.d.comb += [
             turn.requests.eq(
-                Cat(
-                    queue.o.valid & (ring.allocated - ring.retired != SLOTS)
-                    for queue, ring in zip(waiting, rings, strict=True)
-                )
+                Cat(queue.o.valid & ~ring.full for queue, ring in zip(waiting, rings, strict=True))
             ),
             take.eq(pick.any() & (~self.fetch.valid | self.fetch.ready) & ~self.stop),
             turn.take.eq(take),

@@ -1,6 +1,7 @@
 """DMA engine against a byte model, with memories that pause, are slow, and fail on demand."""
 
 from collections import deque
+from itertools import pairwise
 from operator import attrgetter
 
 import numpy as np
@@ -23,6 +24,9 @@ from makalu.rtl.interfaces import DMA_READ_CYCLES
 HBM_BYTES = 1 << 16
 TABLES = 0xC000
 """Descriptor tables are put here; the bytes below are for data."""
+
+
+DIRECTIONS = ["load", "store", "hbm_to_hbm", "sbuf_to_sbuf"]
 
 
 def addresses(side, size):
@@ -548,13 +552,173 @@ def test_random_descriptors_with_sixteen_partitions(small, seed):
     small.check()
 
 
-def test_loads_along_one_partition(tiny):
-    tiny.start()
-    tiny.job(0, [Descriptor(0, hbm(0x100, (1, 64)), sbuf(TINY, 1, 64, (1, 64)))])
+# Alignment ----------------------------------------------------------------------------------------
+
+
+def side_of(config, memory, base, *dims):
+    """A side in HBM, or in SBUF from partition 0 (linear, so ``base`` may reach others)."""
+    return DescriptorSide(base + (config.sbuf_address(0, 0) if memory else 0), dims)
+
+
+@pytest.mark.parametrize(("src", "dst"), [(0, 1), (1, 0), (0, 0), (1, 1)], ids=DIRECTIONS)
+def test_every_offset_pair_and_length_up_to_17(tiny, src, dst):
+    """Source offset j, destination offset k, for every length; later copies are shorter."""
+    tiny.start(latency=10)
+    for first in (17, 13, 9, 5):
+        tiny.job(
+            0,
+            [
+                Descriptor(
+                    0,
+                    side_of(TINY, src, 0x800 * (length % 2), (1, length), (33, 8), (256, 8)),
+                    side_of(TINY, dst, 0x1000, (1, length), (256, 8), (33, 8)),
+                )
+                for length in range(first, max(first - 4, 0), -1)
+            ],
+        )
     tiny.check()
 
 
-def test_stores_from_one_partition(tiny):
-    tiny.start()
-    tiny.job(0, [Descriptor(0, sbuf(TINY, 1, 64, (1, 64)), hbm(0x100, (1, 64)))])
+@pytest.mark.parametrize("size_log2", [0, 1, 2], ids=["bytes", "halves", "words"])
+@pytest.mark.parametrize("load", [True, False], ids=["load", "store"])
+def test_across_partitions_from_every_start_and_of_every_count(small, size_log2, load):
+    small.start(latency=10)
+    size, stride = 1 << size_log2, SMALL.sbuf_partition_stride
+    descriptors, offset = [], 0
+    for start in (0, 1, 3, 6, 13):
+        for count in sorted({1, 2, 3, 7, 16 - start} & set(range(17 - start))):
+            away = hbm(0x400 + 203 * len(descriptors), (size, count), (61, 3))
+            here = sbuf(SMALL, start, 64 + offset, (stride, count), (size, 3))
+            offset += 4 * size
+            descriptors.append(Descriptor(size_log2, *((away, here) if load else (here, away))))
+    for queue in range(4):
+        small.job(queue, descriptors[queue::4])
+    small.check()
+
+
+@pytest.mark.parametrize("size_log2", [1, 2], ids=["halves", "words"])
+def test_offsets_in_elements_move_by_their_size(tiny, size_log2):
+    size = 1 << size_log2
+    tiny.start(latency=5)
+    tiny.job(
+        0,
+        [
+            Descriptor(
+                size_log2,
+                hbm(0x200, (size, 5)),
+                sbuf(TINY, shift % 4, 64 * (shift // 4) + shift * size, (size, 5)),
+            )
+            for shift in range(17)
+        ],
+    )
     tiny.check()
+
+
+@pytest.mark.parametrize(
+    ("address", "length"),
+    [(0x0FF0, 0x20), (0x0FFF, 2), (0x0FF0, 0x1010), (0x0800, 0x1800)],
+    ids=lambda value: f"{value:#x}",
+)
+def test_bursts_stay_within_4_kib(tiny, address, length):
+    tiny.start(latency=10)
+    tiny.job(0, [Descriptor(0, hbm(address, (1, length)), hbm(address + 0x4001, (1, length)))])
+    tiny.check()
+
+
+def test_whole_bursts_are_not_followed_by_another(tiny):
+    burst = TINY.dma_burst_bytes
+    for n in range(1, 5):
+        tiny.start(latency=10)
+        tiny.job(
+            0,
+            [
+                Descriptor(0, hbm(0x1000, (1, n * burst)), sbuf(TINY, 0, 0, (1, n * burst))),
+                Descriptor(0, sbuf(TINY, 0, 0, (1, n * burst)), hbm(0x2000, (1, n * burst))),
+                Descriptor(0, sbuf(TINY, 1, 0, (1, n * burst)), hbm(0x3000, (1, n * burst))),
+            ],
+        )
+        tiny.check()
+        assert len(tiny.bus.seen["aw"]) == 2 * n
+        assert len(tiny.bus.seen["ar"]) == n + 3
+
+
+# Nothing to do ------------------------------------------------------------------------------------
+
+
+def test_empty_copies_touch_nothing_and_complete(tiny):
+    tiny.start()
+    tiny.job(0, [Descriptor(0, hbm(0x1000, (1, 0)), hbm(0x2000, (1, 0)))])
+    tiny.job(1, [Descriptor(2, hbm(0x1001, (4, 5), (3, 0)), sbuf(TINY, 3, 1, (7, 0)))])
+    tiny.job(2, [])
+    tiny.job(0, [Descriptor(0, hbm(0x1003, (1, 64)), sbuf(TINY, 2, 5, (1, 64)))])
+    tiny.check()
+    assert not tiny.bus.seen["aw"]
+    assert len(tiny.bus.seen["ar"]) == 4
+    assert tiny.events["read_bytes"] == 64
+
+
+def test_every_job_updates_once_in_order_while_the_consumer_stalls(tiny, seed):
+    tiny.start(update_pause=0.9, seed=seed)
+    for i in range(24):
+        length = (0, 64, 8)[i % 3]
+        if i % 4 == 3:
+            tiny.job(i % 2, [])
+        else:
+            tiny.job(
+                i % 2, [Descriptor(0, hbm(i, (1, length)), sbuf(TINY, i % 4, i * 8, (1, length)))]
+            )
+    tiny.check()
+    assert len(tiny.updates) == 24
+
+
+# Chains and queues --------------------------------------------------------------------------------
+
+
+def test_a_long_chain_wraps_the_slots(tiny, seed):
+    tiny.start(latency=30, pause=0.2, seed=seed)
+    chain = [
+        Descriptor(0, hbm(37 * i, (1, 1 + i % 23)), sbuf(TINY, i % 4, 29 * i, (1, 1 + i % 23)))
+        for i in range(30)
+    ]
+    tiny.job(3, chain[:20])
+    tiny.job(3, chain[20:])
+    tiny.check()
+
+
+def test_a_queue_reads_what_the_descriptor_before_has_written(tiny):
+    tiny.start(latency=40)
+    hops = [hbm(0x1000, (1, 50)), sbuf(TINY, 0, 3, (1, 50)), sbuf(TINY, 2, 8, (1, 50))]
+    hops += [hbm(0x2005, (1, 50)), hbm(0x2FF0, (1, 50)), sbuf(TINY, 0, 3, (1, 50))]
+    tiny.job(0, [Descriptor(0, a, b) for a, b in pairwise(hops)])
+    tiny.check()
+
+
+def test_queues_take_turns(tiny):
+    tiny.start(latency=10)
+    for queue in range(4):
+        tiny.job(
+            queue,
+            [
+                Descriptor(
+                    0,
+                    hbm(0x1000 * queue + 0x100 * i, (1, 64)),
+                    sbuf(TINY, queue, 64 * i, (1, 64)),
+                )
+                for i in range(5)
+            ],
+        )
+    tiny.check()
+    order = [address >> 12 for _, address, _ in tiny.bus.seen["ar"] if address < TABLES]
+    assert len(order) == 20
+    later = order[4:16]  # once all four have arrived
+    assert all(set(later[i : i + 4]) == {0, 1, 2, 3} for i in range(0, 12, 4))
+
+
+def test_a_full_queue_does_not_hold_up_the_others(small):
+    """Ten long loads wait in queue 0; a store in queue 1 is done long before them."""
+    small.start(latency=20)
+    for i in range(10):
+        small.job(0, [Descriptor(0, hbm(0x400 * i, (1, 512)), sbuf(SMALL, i, 0, (1, 512)))])
+    small.job(1, [Descriptor(0, sbuf(SMALL, 15, 8, (1, 64)), hbm(0x8001, (1, 64)))])
+    small.check()
+    assert small.updates.index(small.expected[-1][-1]) < 5
