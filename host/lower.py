@@ -18,6 +18,9 @@ __all__ = ["MatmulShape", "operand_format", "to_format"]
 
 _DOUBLE_BITS = 53
 
+STACKED_ROWS = 1024
+"""Matrices that share the right operand are stacked up to this many rows."""
+
 
 def _native(array):
     """The array in the machine's byte order."""
@@ -192,15 +195,17 @@ class MatmulShape:
         return prod(self.batch) * self.m * self.k * self.n
 
     def jobs(self, a, b):
-        """``(index, [M, K], [K, N])`` of every matrix product to be made.
+        """``([M, K], [K, N])`` of every matrix product to be made, in the order of the result.
 
-        Matrices that share ``b`` are stacked into one product; ``index`` selects the rows of the
-        ``[jobs, M, N]`` result.
+        Small matrices that share ``b`` are stacked.
         """
         left = a.reshape((1, *a.shape)) if a.ndim == 1 else a
         right = b.reshape((*b.shape, 1)) if b.ndim == 1 else b
         if prod(right.shape[:-2]) == 1 and left.ndim >= 2:
-            yield left.reshape(-1, self.k), right.reshape(self.k, self.n)
+            left, right = left.reshape(-1, self.k), right.reshape(self.k, self.n)
+            step = max(STACKED_ROWS // self.m, 1) * self.m
+            for row in range(0, len(left), step):
+                yield left[row : row + step], right
             return
         left = np.broadcast_to(left, (*self.batch, self.m, self.k))
         right = np.broadcast_to(right, (*self.batch, self.k, self.n))

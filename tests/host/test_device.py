@@ -491,6 +491,68 @@ def test_matmul_follows_the_formula(dev, by_hand, rng, fmt, mkn):
     assert dev.last_run.macs == m * k * n
 
 
+@pytest.mark.parametrize(
+    "fmt", [formats.BF16, formats.FP32, formats.FP8_E5M2], ids=lambda f: f.name
+)
+@pytest.mark.parametrize(
+    "mkn",
+    [
+        (1, 1, 1),
+        (9, 1, 5),
+        (15, 15, 127),
+        (17, 17, 129),
+        (1000, 3, 777),
+        (2, 300, 3),
+        (40, 33, 300),
+    ],
+    ids=lambda s: "x".join(map(str, s)),
+)
+def test_compiled_products_follow_the_formula(dev, rng, fmt, mkn):
+    m, k, n = mkn
+    a = rng.standard_normal((m, k)).astype(np.float32).astype(fmt.dtype)
+    b = rng.standard_normal((k, n)).astype(np.float32).astype(fmt.dtype)
+    # Words that are not part of the operands or of the result stay as they are.
+    guard = dev.allocate(4096, "uint8", name="guard")
+    guard.write(np.full(4096, 0xA5, np.uint8))
+    c = dev.matmul(a, b)
+    np.testing.assert_array_equal(c.view(np.uint32), formula(a, b, fmt).view(np.uint32))
+    assert (guard.read() == 0xA5).all()
+
+
+@pytest.mark.parametrize("config", ["TINY", "SMALL", "TRN"])
+def test_compiled_and_hand_assembled_programs_agree(config, rng):
+    a, b = rng.standard_normal((19, 37)), rng.standard_normal((37, 45))
+    with makalu.open(config, "golden") as dev:
+        for dtype, out in (("bf16", "fp32"), ("fp32", "fp32"), ("fp16", "fp8_e4m3")):
+            compiled = dev.matmul(a, b, dtype=dtype, out_dtype=out)
+            fmt, out_fmt = formats.format_of(dtype), formats.format_of(out)
+            program = naive.matmul_program(dev.config, a.shape, b.shape, fmt, out_fmt)
+            inputs = {"a": fmt.encode(a), "b": fmt.encode(b)}
+            assert dev.load(program).execute(inputs)["c"].tobytes() == compiled.tobytes()
+
+
+def test_memory_that_was_used_before_does_not_show(dev, rng):
+    """NaN everywhere, on the chip and in HBM: nothing stale may reach a result."""
+    dev._runner.core.hbm[:] = 0xFF
+    dev._runner.core.sbuf[:] = 0xFF
+    dev._runner.core.psum[:] = 0xFF
+    for m, k, n in ((1, 1, 1), (3, 5, 7), (17, 33, 130)):
+        a = rng.standard_normal((m, k)).astype(np.float32)
+        b = rng.standard_normal((k, n)).astype(np.float32)
+        np.testing.assert_allclose(dev.matmul(a, b), a @ b, rtol=1e-4, atol=1e-5)
+
+
+def test_a_program_may_lie_at_the_very_end_of_memory(rng):
+    a = rng.standard_normal((5, 6)).astype(np.float32)
+    with makalu.open("SMALL", "golden", hbm=1 << 17) as dev:
+        expected = dev.matmul(a, a.T)
+        dev._matmuls.clear()
+        gc.collect()
+        low = dev.allocate(dev.free_bytes - (1 << 14), "uint8")
+        np.testing.assert_array_equal(dev.matmul(a, a.T), expected)
+        low.free()
+
+
 def test_matmul_larger_than_the_memories(dev, by_hand, rng):
     a = rng.standard_normal((200, 3)).astype(ml_dtypes.bfloat16)
     b = rng.standard_normal((3, 777)).astype(ml_dtypes.bfloat16)

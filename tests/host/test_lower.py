@@ -40,6 +40,10 @@ def test_matrices_that_share_b_are_one_product(rng):
     a, b = rng.standard_normal((4, 5, 6, 7)), rng.standard_normal((7, 3))
     jobs = list(MatmulShape.of(a.shape, b.shape).jobs(a, b))
     assert [left.shape for left, _ in jobs] == [(120, 7)]
+    a = rng.standard_normal((5, 400, 7))
+    jobs = list(MatmulShape.of(a.shape, b.shape).jobs(a, b))
+    assert [left.shape for left, _ in jobs] == [(800, 7), (800, 7), (400, 7)]
+    np.testing.assert_array_equal(np.concatenate([x for x, _ in jobs]).reshape(a.shape), a)
 
 
 def nearest(value, fmt, codes):
