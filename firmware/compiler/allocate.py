@@ -32,7 +32,7 @@ def _peak(storages):
 def allocate_sbuf(trace):
     """Give every SBUF tile of the trace its address.
 
-    Tiles that come from the same line of the kernel share a pool of equal slots. Every pool gets
+    Tiles that come from the same place of the kernel share a pool of equal slots. Every pool gets
     the slots it cannot do without, then memory that is left goes to the pool that has gained least.
     If pools do not fit, all tiles share the memory freely.
 
@@ -47,7 +47,7 @@ def allocate_sbuf(trace):
         return
     pools = {}
     for storage in storages:
-        pools.setdefault(storage.location, []).append(storage)
+        pools.setdefault(storage.site, []).append(storage)
     sizes = {key: _aligned(max(s.partition_bytes for s in pool)) for key, pool in pools.items()}
     need = {key: _peak(pool) for key, pool in pools.items()}
     left = config.sbuf_bytes - sum(need[key] * sizes[key] for key in pools)

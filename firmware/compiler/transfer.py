@@ -210,7 +210,7 @@ def _split(config, dims, src, dst, total, unit, cursor):
             count, s, d = dims[at]
             start = (dst if chip == 2 else src).offset // stride
             groups = list(range(start // group, (start + count - 1) // group + 1))
-            if len(groups) > 1 or available == 1 or wanted == 1:
+            if 2 * len(groups) > wanted and len(groups) > 1:
                 per = -(-len(groups) // wanted)
                 boxes = []
                 for i in range(0, len(groups), per):
@@ -221,8 +221,6 @@ def _split(config, dims, src, dst, total, unit, cursor):
                 if per == 1:
                     return groups[0], boxes
                 return _place(cursor, len(boxes), available), boxes
-            if 2 * len(groups) > wanted:
-                return groups[0], [(dims, 0, 0)]
     if wanted == 1:
         return cursor % available, [(dims, 0, 0)]
 

@@ -19,6 +19,8 @@ __all__ = ["Blocking", "matmul", "matmul_program", "matmul_reference", "plan_blo
 
 LARGE_TILE_BYTES = 8192
 """Stationary tiles of at least this size are loaded one by one at the beginning."""
+LEAST_RUN_BYTES = 32
+"""Shortest pieces in which A is read at the beginning, where K allows."""
 RUN_BYTES = 256
 """Wanted length of the contiguous pieces in which A is read: one burst."""
 
@@ -104,17 +106,17 @@ def _spans(total, step):
     return [(i, min(i + step, total)) for i in range(0, total, step)]
 
 
-def _doubling(first, last):
-    """``(first, last + 1)`` of pieces of 1, 1, 2, 4, ... elements."""
+def _doubling(first, last, least=1):
+    """``(first, last + 1)`` of pieces of ``least`` elements, again, twice as many, ..."""
     pieces, at = [], first
     while at < last:
-        stop = min(max(2 * at - first, at + 1), last)
+        stop = min(max(2 * at - first, at + least), last)
         pieces.append((at, stop))
         at = stop
     return pieces
 
 
-def _order(m_tiles, chunks, *, first, last, large):
+def _order(m_tiles, chunks, *, first, last, large, least):
     """Order of work within a block: ``(M tiles, K tiles)`` as ``(t0, t1, k0, k1)``.
 
     Chunk by chunk, all M tiles of the block. The first block starts with little, so that the array
@@ -129,7 +131,7 @@ def _order(m_tiles, chunks, *, first, last, large):
         if large:
             order += [(0, m_tiles, k, k + 1) for k in range(c0, c1)]
         else:
-            pieces = _doubling(c0, c1) if c0 == 0 else [(c0, c1)]
+            pieces = _doubling(c0, c1, least) if c0 == 0 else [(c0, c1)]
             order += [(0, m_tiles, k0, k1) for k0, k1 in pieces]
     if large:
         _, _, k0, k1 = order[0]
@@ -241,6 +243,7 @@ def matmul(a, b, out_dtype=nl.float32, blocking=None):
                     nisa.tensor_copy(out, sums[t])
                     nisa.dma_copy(c[m0 + left : m0 + right, n0:n1], out)
 
+    least = _ceil(LEAST_RUN_BYTES, rows * a.dtype.bytes)
     large = rows * rows * a.dtype.bytes >= LARGE_TILE_BYTES
     for s0, s1 in _spans(len(strips), max(blocking.strips, 1)):
         b_tiles = [{} for _ in range(s0, s1)]
@@ -251,7 +254,7 @@ def matmul(a, b, out_dtype=nl.float32, blocking=None):
                 if blocking.strips == 0:
                     b_tiles[0] = {}
                 block_of_strip(
-                    m0, m1, n0, n1, a_tiles, b_tiles[strip - s0], large=large,
+                    m0, m1, n0, n1, a_tiles, b_tiles[strip - s0], large=large, least=least,
                     first=m0 == n0 == 0,
                     last=m1 == m and n1 == n and block > 0 and strip > s0,
                 )  # fmt: skip

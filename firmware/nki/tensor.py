@@ -39,8 +39,8 @@ class Storage:
     """Memory behind views: one HBM tensor, SBUF tile or PSUM tile."""
 
     __slots__ = (
-        "address", "buffer", "dtype", "fresh", "index", "kind", "location", "name", "partition_bytes",
-        "shape", "span", "written",
+        "address", "buffer", "dtype", "fresh", "index", "kind", "location", "name",
+        "partition_bytes", "shape", "site", "span", "written",
     )  # fmt: skip
 
     def __init__(self, *, index, name, shape, dtype, buffer, kind, location):
@@ -51,6 +51,7 @@ class Storage:
         self.buffer = buffer
         self.kind = kind
         self.location = location
+        self.site = ()
         free = shape if buffer == "hbm" else shape[1:]
         self.partition_bytes = math.prod(free) * dtype.bytes
         self.address = None  # on chip: byte offset in each partition, given by the allocator

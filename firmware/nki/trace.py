@@ -68,6 +68,17 @@ class Trace:
             self.locations.append(key)
         return index
 
+    @staticmethod
+    def site():
+        """Lines of the kernel that lead to this allocation: tiles of one site share a pool."""
+        frame, found = sys._getframe(2), []
+        while frame is not None and frame.f_code.co_filename.startswith(_HERE):
+            frame = frame.f_back
+        while frame is not None and not frame.f_code.co_filename.startswith(_HERE):
+            found.append((frame.f_code.co_filename, frame.f_lineno))
+            frame = frame.f_back
+        return tuple(found)
+
     def where(self, location):
         """``file:line`` of a location index."""
         file, line = self.locations[location]
@@ -89,6 +100,7 @@ class Trace:
             index=len(self.storages), name=name, shape=shape, dtype=dtype, buffer=buffer, kind=kind,
             location=location,
         )  # fmt: skip
+        storage.site = self.site()
         self.storages.append(storage)
         return NkiTensor.whole(storage)
 

@@ -1,0 +1,408 @@
+"""Dependences and semaphores: whatever the machine reorders, results are those of the kernel text.
+
+Random kernels run on the adversarial machine of ``conftest.py`` and, operation by operation in the
+order of the kernel, on numpy.
+"""
+
+import numpy as np
+import pytest
+
+import makalu.nki as nki
+import makalu.nki.isa as nisa
+import makalu.nki.language as nl
+from makalu.firmware.compiler import compile_trace, schedule
+from makalu.firmware.nki.trace import COPY, DMA, MATMUL, MEMSET
+from makalu.rtl.arch import isa
+from makalu.rtl.arch.config import SMALL, TINY
+from makalu.rtl.arch.isa import Engine, UpdateMode, WaitMode
+
+
+class Eager:
+    """Operations of a trace in order, on numpy."""
+
+    def __init__(self, trace, inputs):
+        self.data = {}
+        for storage in trace.storages:
+            if storage.buffer == "hbm":
+                raw = np.full(storage.partition_bytes, 0xFF, np.uint8)
+                if storage.kind == "input":
+                    raw[:] = np.ascontiguousarray(inputs[storage.name]).view(np.uint8).reshape(-1)
+            else:
+                raw = np.full((storage.shape[0], storage.partition_bytes), 0xFF, np.uint8)
+            self.data[storage.index] = raw
+        for op in trace.ops:
+            self.execute(op)
+
+    def _index(self, access):
+        size = access.dtype.bytes
+        at = np.array([access.offset])
+        for step, count in access.dims:
+            at = (np.arange(count)[:, None] * step * size + at).reshape(-1)
+        rows = np.arange(access.start, access.start + access.count)
+        return rows[:, None], (at[:, None] + np.arange(size)).reshape(-1)
+
+    def read(self, access):
+        raw = self.data[access.storage.index][self._index(access)].copy()
+        return raw.view(access.dtype.dtype)
+
+    def write(self, access, values):
+        raw = np.ascontiguousarray(values, access.dtype.dtype).view(np.uint8)
+        self.data[access.storage.index][self._index(access)] = raw
+
+    def _bytes(self, view):
+        """Flat byte numbers of a view within its storage, in the order of its elements."""
+        free = view.storage.partition_bytes
+        at = np.zeros((1,) * view.ndim, np.int64)
+        for axis, (n, step) in enumerate(zip(view.shape, view.steps, strict=True)):
+            shape = [1] * view.ndim
+            shape[axis] = n
+            at = at + (np.arange(n) * step).reshape(shape)
+        at = at.reshape(-1) + view.offset
+        if view.buffer != "hbm":
+            at = (at >> 40) * free + (at & (1 << 40) - 1)
+        return (at[:, None] + np.arange(view.dtype.bytes)).reshape(-1)
+
+    def execute(self, op):
+        if op.kind == DMA:
+            source = self.data[op.src.storage.index].reshape(-1)
+            self.data[op.dst.storage.index].reshape(-1)[self._bytes(op.dst)] = source[
+                self._bytes(op.src)
+            ]
+        elif op.kind == MEMSET:
+            raw = np.frombuffer(op.value.to_bytes(4, "little")[: op.dst.dtype.bytes], np.uint8)
+            code = raw.view(op.dst.dtype.dtype)
+            self.write(op.dst, np.broadcast_to(code, (op.dst.count, op.dst.elements)))
+        elif op.kind == COPY:
+            values = self.read(op.src)
+            if op.src.dtype is not op.dst.dtype:
+                values = op.dst.dtype.encode(op.src.dtype.decode(values))
+            self.write(op.dst, values)
+        else:
+            assert op.kind == MATMUL
+            product = self.product(op)
+            self.write(op.dst, product + self.read(op.dst) if op.value else product)
+
+    def product(self, op):
+        s, m = (a.dtype.decode(self.read(a)) for a in (op.src, op.moving))
+        return (s.T @ m).astype(np.float32)
+
+
+def random_kernel(seed, config=TINY, operations=40):
+    """A kernel of random loads, fills, copies, matmuls and stores on parts of a few tiles."""
+    rng = np.random.default_rng(seed)
+    rows, bank = config.partitions, config.psum_bank_words
+    width = int(rng.integers(6, 25))
+    quads = [0, rows // 4, rows // 2, 3 * rows // 4]
+
+    def span(limit):
+        first = int(rng.integers(0, limit))
+        return first, int(rng.integers(first + 1, limit + 1))
+
+    def partitions():
+        start = quads[int(rng.integers(4))]
+        most = {0: rows, rows // 2: rows // 2}.get(start, rows // 4)
+        return start, start + int(rng.integers(1, most + 1))
+
+    @nki.jit
+    def kernel(a, b):
+        out = nl.ndarray((rows * 3, width), nl.float32, buffer=nl.shared_hbm)
+        spare = nl.ndarray((rows, width), nl.float32, buffer=nl.hbm)
+        tiles, sums = [], []
+
+        def tile():
+            fresh = nl.ndarray((rows, width), nl.float32, buffer=nl.sbuf, name="t")
+            nisa.dma_copy(fresh, a[:rows])
+            if len(tiles) == 3:
+                tiles.pop(int(rng.integers(3)))
+            tiles.append(fresh)
+
+        def psum():
+            fresh = nl.ndarray((rows, bank), nl.float32, buffer=nl.psum, name="p")
+            s, m = narrow[:, :rows], narrow[:, :bank]
+            nisa.nc_matmul(fresh, s, m, accumulate=False)
+            if len(sums) == 3:
+                sums.pop(int(rng.integers(3)))
+            sums.append(fresh)
+
+        narrow = nl.ndarray((rows, max(width, rows, bank)), nl.bfloat16, buffer=nl.sbuf)
+        nisa.memset(narrow, 1)
+        nisa.dma_copy(out, a)
+        nisa.dma_copy(spare, b[:rows])
+        tile()
+        psum()
+        for _ in range(operations):
+            pick = tiles[int(rng.integers(len(tiles)))]
+            total = sums[int(rng.integers(len(sums)))]
+            (p0, p1), (f0, f1) = partitions(), span(width)
+            kind = int(rng.integers(11))
+            if kind == 0:
+                tile()
+            elif kind == 1:
+                psum()
+            elif kind == 2:
+                row = int(rng.integers(0, 2 * rows))
+                nisa.dma_copy(pick[p0:p1, f0:f1], (a, b)[row % 2][row : row + p1 - p0, f0:f1])
+            elif kind == 3:
+                row = int(rng.integers(0, 2 * rows))
+                nisa.dma_copy(out[row : row + p1 - p0, f0:f1], pick[p0:p1, f0:f1])
+            elif kind == 4:
+                nisa.dma_copy(spare[: p1 - p0, f0:f1], pick[p0:p1, f0:f1])
+            elif kind == 5:
+                nisa.dma_copy(pick[p0:p1, f0:f1], spare[p0:p1, f0:f1])
+            elif kind == 6:
+                nisa.memset(pick[p0:p1, f0:f1], int(rng.integers(-3, 4)))
+            elif kind == 7:
+                nisa.tensor_copy(narrow[p0:p1, f0:f1], pick[p0:p1, f0:f1])
+            elif kind == 8:
+                source = tiles[int(rng.integers(len(tiles)))]
+                nisa.tensor_copy(pick[p0:p1, f0:f1], source[p0:p1, f0:f1])
+            elif kind == 9:
+                high = min(width, bank)
+                nisa.tensor_copy(pick[p0:p1, :high], total[p0:p1, :high])
+            else:
+                n0, n1 = span(bank)
+                m0, m1 = span(rows)
+                nisa.nc_matmul(
+                    total[: m1 - m0, n0:n1], narrow[p0:p1, m0:m1], narrow[p0:p1, n0:n1],
+                    accumulate=bool(rng.integers(2)),
+                )  # fmt: skip
+        for i, source in enumerate(tiles):
+            nisa.dma_copy(out[i * rows : (i + 1) * rows], source)
+        return out, spare
+
+    inputs = {
+        name: rng.integers(-3, 4, (3 * rows, width)).astype(np.float32) for name in ("a", "b")
+    }
+    return kernel.trace(config, inputs["a"], inputs["b"]), inputs
+
+
+def run(machine, trace, inputs, seed, config=TINY, program=None):
+    core = machine(config, seed=seed)
+    if program is None:
+        program = compile_trace(trace)
+    return core.run(program, inputs)
+
+
+def expected(trace, inputs):
+    eager = Eager(trace, inputs)
+    return {
+        s.name: eager.data[s.index].view(s.dtype.dtype).reshape(s.shape) for s in trace.outputs
+    }
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_random_kernels_under_random_interleavings(machine, seed):
+    trace, inputs = random_kernel(seed)
+    want = expected(trace, inputs)
+    program = compile_trace(trace)
+    for order in range(3):
+        got = run(machine, trace, inputs, 1000 * seed + order, program=program)
+        for name, array in want.items():
+            np.testing.assert_array_equal(got[name], array, err_msg=f"order {order}, {name}")
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_random_kernels_on_a_wider_machine(machine, seed):
+    trace, inputs = random_kernel(100 + seed, SMALL, operations=60)
+    want = expected(trace, inputs)
+    got = run(machine, trace, inputs, seed, SMALL)
+    for name, array in want.items():
+        np.testing.assert_array_equal(got[name], array)
+
+
+def test_few_semaphores_suffice(machine):
+    from dataclasses import replace
+
+    config = replace(TINY, semaphores=8)
+    trace, inputs = random_kernel(7, config)
+    want = expected(trace, inputs)
+    for seed in range(4):
+        got = run(machine, trace, inputs, seed, config)
+        for name, array in want.items():
+            np.testing.assert_array_equal(got[name], array)
+
+
+def without_wait(program, engine, row, part):
+    """The program with one wait removed."""
+    from copy import copy
+
+    changed = copy(program)
+    words = {e: w.copy() for e, w in program.queues.items()}
+    ins = program.instruction(engine, row)
+    waits = tuple(w for i, w in enumerate(ins.waits) if i != part)
+    words[engine][row] = np.frombuffer(ins.replace(waits=waits).encode(), np.uint8)
+    changed.queues = words
+    return changed
+
+
+def test_the_machine_notices_missing_waits(machine):
+    """About half of all single waits, when removed, give wrong numbers within a few runs."""
+    trace, inputs = random_kernel(3)
+    want = expected(trace, inputs)
+    program = compile_trace(trace)
+    waits = [
+        (engine, row, part)
+        for engine in Engine
+        for row in range(len(program.queues[engine]))
+        for part in range(len(program.instruction(engine, row).waits))
+    ]
+    assert len(waits) > 20
+    noticed = 0
+    for place in waits:
+        broken = without_wait(program, *place)
+        for seed in range(6):
+            try:
+                got = run(machine, trace, inputs, seed, program=broken)
+            except AssertionError:
+                noticed += 1
+                break
+            if any((got[name] != array).any() for name, array in want.items()):
+                noticed += 1
+                break
+    assert noticed > 0.4 * len(waits), f"{noticed} of {len(waits)}"
+
+
+def test_waits_look_back_only():
+    """Every wait names a value that instructions before it in the kernel produce."""
+    trace, _ = random_kernel(11)
+    program = compile_trace(trace)
+    totals = {}
+    for engine in Engine:
+        for row in range(len(program.queues[engine])):
+            ins = program.instruction(engine, row)
+            if ins.update.mode == UpdateMode.ADD:
+                add = ins.update.value * getattr(ins, "engines_used", 1)
+                totals[ins.update.semaphore] = totals.get(ins.update.semaphore, 0) + add
+    for engine in Engine:
+        for row in range(len(program.queues[engine])):
+            for wait in program.instruction(engine, row).waits:
+                assert wait.mode == WaitMode.GE
+                assert 0 < wait.value <= totals[wait.semaphore]
+
+
+def waits_of(kernel, *args, config=TINY):
+    program = kernel.compile(config, *args)
+    return {
+        engine: [program.instruction(engine, row) for row in range(len(program.queues[engine]))]
+        for engine in Engine
+    }
+
+
+def test_matmuls_wait_only_for_the_part_they_read():
+    """K tiles of one big tile arrive one by one; each matmul waits for its own."""
+
+    @nki.jit
+    def kernel(a, b):
+        out = nl.ndarray((4, 16), nl.float32, buffer=nl.shared_hbm)
+        s = nl.ndarray((4, 3, 4), a.dtype, buffer=nl.sbuf)
+        m = nl.ndarray((4, 3, 16), a.dtype, buffer=nl.sbuf)
+        sums = nl.ndarray((4, 16), nl.float32, buffer=nl.psum)
+        for k in range(3):
+            nisa.dma_copy(s[:, k], a[4 * k : 4 * k + 4])
+            nisa.dma_copy(m[:, k], b[4 * k : 4 * k + 4])
+        for k in range(3):
+            nisa.nc_matmul(sums, s[:, k], m[:, k])
+        result = nl.ndarray((4, 16), nl.float32, buffer=nl.sbuf)
+        nisa.tensor_copy(result, sums)
+        nisa.dma_copy(out, result)
+        return out
+
+    queues = waits_of(kernel, nki.TensorSpec((12, 4), "bf16"), nki.TensorSpec((12, 16), "bf16"))
+    loads = [ins.update.semaphore for ins in queues[Engine.SP]]
+    assert len(set(loads)) == 6
+    pe = queues[Engine.PE]
+    assert [[w.semaphore for w in ins.waits] for ins in pe] == [[slot] for slot in loads]
+    # Nobody reads what the first matmuls wrote but the last one's reader.
+    assert [ins.update.mode for ins in pe].count(UpdateMode.ADD) == 1
+    assert pe[-1].update.mode == UpdateMode.ADD
+
+
+def test_weights_are_loaded_once_while_they_stay():
+    @nki.jit
+    def kernel(a):
+        out = nl.ndarray((4, 16), nl.float32, buffer=nl.shared_hbm)
+        t = nl.ndarray((4, 32), a.dtype, buffer=nl.sbuf)
+        nisa.dma_copy(t, a)
+        sums = nl.ndarray((4, 16), nl.float32, buffer=nl.psum)
+        nisa.nc_matmul(sums, t[:, :4], t[:, :16])
+        nisa.nc_matmul(sums, t[:, :4], t[:, 16:])  # same weights
+        nisa.nc_matmul(sums, t[:, 4:8], t[:, 16:])  # others
+        nisa.nc_matmul(sums, t[:, :4], t[:, :16])  # again
+        nisa.memset(t[:, :4], 1)
+        nisa.nc_matmul(sums, t[:, :4], t[:, :16])  # same place, rewritten
+        result = nl.ndarray((4, 16), nl.float32, buffer=nl.sbuf)
+        nisa.tensor_copy(result, sums)
+        nisa.dma_copy(out, result)
+        return out
+
+    queues = waits_of(kernel, nki.TensorSpec((4, 32), "fp16"))
+    kinds = [type(ins).__name__[0] for ins in queues[Engine.PE]]
+    assert "".join(kinds) == "LMMLMLMLM"
+
+
+def test_fp32_makes_four_passes_in_order():
+    @nki.jit
+    def kernel(a):
+        out = nl.ndarray((4, 4), nl.float32, buffer=nl.shared_hbm)
+        t = nl.ndarray((4, 4), a.dtype, buffer=nl.sbuf)
+        nisa.dma_copy(t, a)
+        sums = nl.ndarray((4, 4), nl.float32, buffer=nl.psum)
+        nisa.nc_matmul(sums, t, t)
+        result = nl.ndarray((4, 4), nl.float32, buffer=nl.sbuf)
+        nisa.tensor_copy(result, sums)
+        nisa.dma_copy(out, result)
+        return out
+
+    pe = waits_of(kernel, nki.TensorSpec((4, 4), "fp32"))[Engine.PE]
+    found = [
+        (type(i).__name__[0], isa.Half(i.half).name, getattr(i, "accumulate", None)) for i in pe
+    ]
+    assert found == [
+        ("L", "LO", None), ("M", "LO", 0), ("M", "HI", 1),
+        ("L", "HI", None), ("M", "LO", 1), ("M", "HI", 1),
+    ]  # fmt: skip
+
+
+def test_more_than_two_waits_spill_into_wait_instructions():
+    @nki.jit
+    def kernel(a):
+        out = nl.ndarray((4, 8), a.dtype, buffer=nl.shared_hbm)
+        parts = nl.ndarray((4, 8), a.dtype, buffer=nl.sbuf)
+        for i in range(4):
+            nisa.dma_copy(parts[:, 2 * i : 2 * i + 2], a[:, 2 * i : 2 * i + 2])
+        copy = nl.ndarray((4, 8), a.dtype, buffer=nl.sbuf)
+        nisa.tensor_copy(copy, parts)
+        nisa.dma_copy(out, copy)
+        return out
+
+    dve = waits_of(kernel, nki.TensorSpec((4, 8), "fp32"))[Engine.DVE]
+    assert [type(i).__name__ for i in dve] == ["EventSemaphore", "TensorCopy"]
+    assert sorted(len(i.waits) for i in dve) == [2, 2]
+
+
+def test_compiles_a_long_kernel_quickly():
+    """A guard against quadratic behaviour: twice the kernel, about twice the time."""
+    import time
+
+    from makalu.firmware.kernels.matmul import matmul
+
+    def seconds(m):
+        spec = nki.TensorSpec((m, 256), "bf16"), nki.TensorSpec((256, 256), "bf16")
+        trace = matmul.trace(SMALL, *spec)
+        began = time.process_time()
+        compile_trace(trace)
+        return time.process_time() - began
+
+    seconds(64)
+    short, long = seconds(512), seconds(2048)
+    assert long < 8 * short, f"4 times the kernel took {long / short:.1f} times as long"
+
+
+def test_semaphores_do_not_overlap():
+    for config in (TINY, SMALL):
+        semaphores = schedule.Semaphores(config)
+        loads = {semaphores.slot(schedule.LOAD, i) for i in range(200)}
+        stores = {semaphores.slot(schedule.STORE, i) for i in range(200)}
+        assert not loads & stores
+        assert min(loads | stores) >= schedule.FIRST_SLOT
+        assert max(loads | stores) < semaphores.count <= config.semaphores
