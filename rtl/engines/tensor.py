@@ -33,8 +33,8 @@ class TensorSequencer(wiring.Component):
 
     Two units work side by side, each with one instruction waiting behind the present one: one walks
     the pattern of a ``LoadStationary``, the other those of a ``MatmulMoving``. Instructions reach
-    them in order. A load is held before its first element until the swap that it must follow; a matmul
-    that follows a load is held until that load is complete.
+    them in order. A load is held before its first element until the swap that it must follow; a
+    matmul that follows a load is held until that load is complete.
 
     Parameters
     ----------

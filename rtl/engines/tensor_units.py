@@ -2,7 +2,8 @@
 
 Two counters keep loads and matmuls in order without a queue between them. A load carries the number
 of swaps that come before it in the program, and gives no command until that many have been; a
-matmul that swaps carries the number of loads before it, and does not start until that many are complete.
+matmul that swaps carries the number of loads before it, and does not start until that many are
+complete.
 """
 
 from amaranth.hdl import C, Cat, Module, Mux, Signal

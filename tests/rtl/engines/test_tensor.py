@@ -1,4 +1,4 @@
-"""Tensor engine against the golden formula: every format, shape, pattern and order of instructions."""
+"""Tensor engine against the golden formula: every format, shape, pattern, order of instructions."""
 
 from dataclasses import replace
 from functools import cache
@@ -8,13 +8,10 @@ import pytest
 from amaranth.hdl import Module, ResetInserter, Signal
 from amaranth.lib import wiring
 from amaranth.sim import Simulator
-
 from makalu.rtl.arch.config import TINY
 from makalu.rtl.arch.formats import (
     BF16,
     CANONICAL_NAN,
-    FP8_E3M4,
-    FP8_E4M3,
     FP8_E4M3FN,
     FP8_E5M2,
     FP16,
@@ -24,6 +21,7 @@ from makalu.rtl.arch.formats import (
 )
 from makalu.rtl.arch.isa import (
     AccessPattern,
+    Engine,
     EventSemaphore,
     Half,
     LoadStationary,
@@ -61,7 +59,8 @@ class Reference:
                 high = (bits & 0xFFFFF000).view(np.float32).astype(np.float64)
                 value = raw.astype(np.float64)
                 if half == Half.HI:
-                    value, present = np.where(np.isnan(value), np.nan, high), np.ones(raw.shape, bool)
+                    value = np.where(np.isnan(value), np.nan, high)
+                    present = np.ones(raw.shape, bool)
                 else:
                     low = value - high
                     present = np.isfinite(value) & (low != 0)
@@ -134,6 +133,7 @@ class Run:
         self.beats = []  # of each weights command taken
         self.refused = 0
         self.updates = []  # (cycle, semaphore)
+        self.watched = {}  # semaphore -> data of the vector engine's read, by partition
         self.counts = {}
         self.cycles = 0
 
@@ -182,13 +182,18 @@ class Bench:
                     reference.execute(instruction)
             psum["bits"] = self.peek(ctx)
 
+        self.simulate(job)
+        self.psum = psum["bits"]
+        np.testing.assert_array_equal(self.psum, reference.psum_bits())
+        return runs[0] if len(runs) == 1 else runs
+
+    def simulate(self, job):
+        """Run one testbench from the initial state."""
         self.job = job
         if self.used:
             self.sim.reset()
         self.used = True
         self.sim.run()
-        np.testing.assert_array_equal(psum["bits"], reference.psum_bits())
-        return runs[0] if len(runs) == 1 else runs
 
     def peek(self, ctx):
         return np.array(
@@ -200,12 +205,24 @@ class Bench:
         )
 
     async def execute(
-        self, ctx, program, *, rng, ready=1.0, gap=0.0, accept=1.0, limit=4000, stop_at=None
+        self,
+        ctx,
+        program,
+        *,
+        rng,
+        ready=1.0,
+        gap=0.0,
+        accept=1.0,
+        limit=4000,
+        stop_at=None,
+        watch=None,
     ):
         """Feed ``program`` and return a :class:`Run`.
 
         ``ready``, ``gap``, ``accept``: probabilities that SBUF takes a weights command, that no
         instruction comes in a cycle, that an update is taken. ``stop_at`` resets the engine then.
+        ``watch`` maps a semaphore to a bank and word that the vector engine reads as soon as it
+        sees the update.
         """
         engine, run = self.engine, Run()
         words = [int.from_bytes(i.encode(), "little") for i in program]
@@ -213,6 +230,7 @@ class Bench:
         events = {name: 0 for name, _ in engine.events.shape()}
         reads = {}  # cycle of delivery -> (port, bytes per partition)
         held = {}
+        watched = {}  # cycle of delivery -> semaphore
         ctx.set(engine.instructions.valid, 0)
         offered = False
         for cycle in range(limit):
@@ -257,8 +275,19 @@ class Bench:
             else:
                 taken_instruction = False
             ctx.set(engine.update.ready, rng.random() < accept)
+            reading = None
             if ctx.get(engine.update.valid) and ctx.get(engine.update.ready):
-                run.updates.append((cycle, ctx.get(engine.update.p.semaphore)))
+                semaphore = ctx.get(engine.update.p.semaphore)
+                run.updates.append((cycle, semaphore))
+                reading = (watch or {}).get(semaphore)
+            ctx.set(engine.psum_read.valid, reading is not None)
+            if reading is not None:
+                ctx.set(engine.psum_read.bank, reading[0])
+                ctx.set(engine.psum_read.word, reading[1])
+                watched[cycle + SBUF_READ_CYCLES] = semaphore
+            if cycle in watched:
+                data = [ctx.get(engine.psum_read.data[p]) for p in range(self.config.partitions)]
+                run.watched[watched.pop(cycle)] = data
             value = ctx.get(engine.events)
             for name in events:
                 events[name] += value[name]
@@ -267,10 +296,10 @@ class Bench:
             if taken_instruction:
                 ctx.set(engine.instructions.valid, 0)
                 offered = False
-            if finished and len(run.updates) == expected:
+            if finished and len(run.updates) == expected and not watched:
                 break
         else:
-            raise AssertionError(f"not done after {limit} cycles: {len(words)} words left, {run.updates}")
+            raise AssertionError(f"not done after {limit} cycles, {len(words)} words left")
         await ctx.tick().repeat(3)
         run.counts, run.cycles = events, cycle
         return run
@@ -322,6 +351,48 @@ def matmul(
     )  # fmt: skip
 
 
+def random_program(rng, config, count):
+    """Loads and matmuls of all shapes, in any order, with updates, on random bytes."""
+    rows, words = config.rows, config.psum_bank_words
+    program = []
+    for i in range(count):
+        fmt = MATMUL_FORMATS[rng.integers(len(MATMUL_FORMATS))]
+        half = Half(int(rng.integers(3)))
+        start = int(rng.integers(rows))
+        partitions = (start, int(rng.integers(1, rows - start + 1)))
+        if rng.random() < 0.5:
+            partitions = (0, rows)
+        semaphore = i if rng.random() < 0.7 else None
+        offset = int(rng.integers(config.sbuf_bytes // 4, config.sbuf_bytes // 2))
+        offset -= offset % fmt.bytes
+        step = int(rng.choice([1, 1, 1, 2, -1, 4, 0]))
+        if rng.random() < 0.45:
+            m = int(rng.integers(1, rows + 1))
+            dims = ((step, m),) if m % 2 else ((step, m // 2), (int(rng.integers(-9, 9)), 2))
+            program.append(load(fmt, offset, dims, partitions, half, semaphore))
+        else:
+            n = int(rng.integers(1, words + 1))
+            a = max(d for d in range(1, n + 1) if n % d == 0 and d <= 4)
+            dims = ((step, n),) if rng.random() < 0.5 else ((step, a), (3, n // a))
+            # Forwards, backwards, transposed, or all onto one.
+            word, dst = [
+                (int(rng.integers(words - n + 1)), ((1, n),)),
+                (n - 1, ((-1, n),)),
+                (0, ((n // a, a), (1, n // a))),
+                (int(rng.integers(words)), ((0, n),)),
+            ][rng.choice(4, p=[0.5, 0.2, 0.2, 0.1])]
+            program.append(
+                matmul(
+                    fmt, offset, dims, int(rng.integers(3)), word, dst, partitions,
+                    int(rng.integers(1, rows + 1)), half, int(rng.random() < 0.6), semaphore,
+                )
+            )  # fmt: skip
+    return program
+
+
+# Tests --------------------------------------------------------------------------------------------
+
+
 def test_one_tile(rng):
     b = bench()
     b.fill(rng)
@@ -335,11 +406,256 @@ def test_one_tile(rng):
 
 
 @pytest.mark.parametrize("fmt", MATMUL_FORMATS, ids=lambda fmt: fmt.name)
-def test_every_format_with_every_bit_pattern(fmt, rng):
+def test_every_format_with_random_bits(fmt, rng):
     b = bench()
     program = []
     b.fill(rng)
-    for i in range(8):
+    for i in range(4):
         program.append(load(fmt, 16 * i, ((1, 4),)))
         program.append(matmul(fmt, 256 + 64 * i, ((1, 16),), bank=i))
     b.run(program, rng=rng)
+
+
+@pytest.mark.parametrize("fmt", [FP8_E4M3FN, BF16], ids=lambda fmt: fmt.name)
+def test_formats_may_differ_between_the_operands(fmt, rng):
+    b = bench()
+    b.fill(rng)
+    other = FP8_E5M2 if fmt is FP8_E4M3FN else FP16
+    b.run([load(fmt, 0, ((1, 4),)), matmul(other, 256, ((1, 16),))], rng=rng)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"ready": 0.4, "gap": 0.5, "accept": 0.3}, {"gap": 0.9}],
+    ids=["fast", "stalls", "slow-queue"],
+)
+@pytest.mark.parametrize("part", range(3))
+def test_random_programs(options, part, seed):
+    rng = np.random.default_rng([seed, part, len(options)])
+    b = bench()
+    b.fill(rng)
+    program = random_program(rng, b.config, 24)
+    run = b.run(program, rng=rng, **options)
+    seen = [s for _, s in run.updates]
+    for kind in (LoadStationary, MatmulMoving):
+        ours = [i for i in range(len(program)) if isinstance(program[i], kind)]
+        wanted = [i for i in ours if program[i].update.mode != UpdateMode.NONE]
+        assert [s for s in seen if s in ours] == wanted
+
+
+def test_eight_by_eight(seed):
+    """Two quads: weights and commands pass from one to the next."""
+    rng = np.random.default_rng(seed)
+    b = bench(8)
+    b.fill(rng)
+    b.run(random_program(rng, b.config, 16), rng=rng)
+
+
+def test_short_tiles_ignore_what_lies_around_them(rng):
+    """Every start and number of partitions; the rest of SBUF holds infinities and NaN."""
+    b = bench()
+    program = []
+    values = np.full((4, 16), np.inf)
+    values[:, ::2] = np.nan
+    for start in range(4):
+        for count in range(1, 5 - start):
+            i = len(program) // 2
+            stationary, moving = np.full((4, 4), np.nan), values.copy()
+            stationary[start : start + count] = rng.standard_normal((count, 4))
+            moving[start : start + count] = rng.standard_normal((count, 16))
+            b.put(BF16, 64 * i, stationary)
+            b.put(BF16, 1024 + 64 * i, moving)
+            partitions = (start, count)
+            program += [
+                load(BF16, 64 * i, ((1, 4),), partitions),
+                matmul(BF16, 1024 + 64 * i, ((1, 5),), i % 8, 5 * (i // 8), None, partitions),
+            ]
+    run = b.run(program, rng=rng)
+    assert run.intervals(5) == [MIN_INTERVAL] * 9
+
+
+def test_rows_outside_a_load_are_void(rng):
+    """Only the weights' partitions are short: the moving operand meets voids, not older weights."""
+    b = bench()
+    b.fill(rng)
+    b.put(BF16, 0, rng.standard_normal((4, 4)))
+    b.put(BF16, 64, np.full((4, 8), np.inf))
+    b.run(
+        [
+            load(BF16, 0, ((1, 4),)),
+            matmul(BF16, 64, ((1, 8),), bank=0),
+            load(BF16, 0, ((1, 4),), partitions=(1, 2)),
+            matmul(BF16, 64, ((1, 8),), bank=1),
+            load(BF16, 0, ((1, 4),), half=Half.LO),
+            matmul(BF16, 64, ((1, 8),), bank=2),
+        ],
+        rng=rng,
+    )
+
+
+def test_partitions_of_psum_beyond_the_tile_are_kept(rng):
+    b = bench()
+    b.fill(rng)
+    program = [load(FP16, 0, ((1, 4),)), matmul(FP16, 64, ((1, 16),))]
+    for columns in (1, 2, 3):
+        program.append(matmul(FP16, 96, ((1, 16),), columns=columns, accumulate=columns & 1))
+    b.run(program, rng=rng)
+
+
+def test_overwriting_ignores_old_nan_and_keeps_the_sign_of_zero():
+    b = bench()
+    b.sbuf[:] = 0
+    b.put(BF16, 0, np.full((4, 4), np.nan))
+    b.put(BF16, 16, np.array([[-(2.0**-120)] * 4]))
+    b.put(BF16, 64, np.array([[2.0**-60] * 8]))
+    one = (0, 1)
+    program = [
+        load(BF16, 0, ((1, 4),)),
+        matmul(BF16, 64, ((1, 8),)),
+        load(BF16, 16, ((1, 4),), one),
+        matmul(BF16, 64, ((1, 8),), partitions=one),  # rounds to -0
+        matmul(BF16, 64, ((1, 4),), partitions=one, accumulate=1),  # -0 + -0
+    ]
+    b.run(program)
+    assert b.psum[0, 0, :9].tolist() == [0x80000000] * 8 + [0]
+
+
+def test_fp32_in_four_passes(rng):
+    """K = 8 on 4 rows: eight accumulations, hidden loads, the design's formula."""
+    b = bench()
+    b.fill(rng)
+    s = (rng.standard_normal((8, 4)) * 2.0 ** rng.integers(-9, 9, (8, 4))).astype(np.float32)
+    x = (rng.standard_normal((8, 16)) * 2.0 ** rng.integers(-9, 9, (8, 16))).astype(np.float32)
+    s[0, 0], x[1, 1], x[2, 2], s[2, 3] = 1.5, 2.0, np.inf, 0.0  # low halves that are void
+    program = []
+    for tile in range(2):
+        b.put(FP32, 16 * tile, s[4 * tile : 4 * tile + 4])
+        b.put(FP32, 64 + 64 * tile, x[4 * tile : 4 * tile + 4])
+        for a, c in (
+            (Half.LO, Half.LO),
+            (Half.LO, Half.HI),
+            (Half.HI, Half.LO),
+            (Half.HI, Half.HI),
+        ):
+            program.append(load(FP32, 16 * tile, ((1, 4),), half=a))
+            first = not program[1:]
+            program.append(
+                matmul(FP32, 64 + 64 * tile, ((1, 16),), half=c, accumulate=not first, semaphore=1)
+            )
+    run = b.run(program, rng=rng)
+    assert run.intervals(16) == [16] * 7
+    with np.errstate(all="ignore"):
+        want = s.astype(np.float64).T @ x.astype(np.float64)
+    got = b.psum[:, 0].view(np.float32)
+    fine = np.isfinite(want)
+    assert not fine[:, 2].any()
+    assert np.isnan(got[3, 2])  # 0 x inf
+    scale = np.abs(s).astype(np.float64).T @ np.where(np.isfinite(x), np.abs(x), 0).astype(float)
+    assert (np.abs(got - want)[fine] <= scale[fine] * 2.0**-22).all()
+
+
+def test_one_column_and_long_k(rng):
+    """Accumulating onto one address as fast as matmuls can follow each other."""
+    b = bench()
+    b.put(BF16, 0, rng.standard_normal((4, 96)))
+    b.put(BF16, 256, rng.standard_normal((4, 24)))
+    program = [
+        instruction
+        for tile in range(24)
+        for instruction in (
+            load(BF16, 8 * tile, ((1, 4),)),
+            matmul(BF16, 256 + 2 * tile, ((1, 1),), accumulate=tile > 0, semaphore=tile),
+        )
+    ]
+    run = b.run(program, rng=rng)
+    assert run.intervals(1) == [MIN_INTERVAL] * 23
+    b.run(program, rng=rng, ready=0.5)
+
+
+def test_swap_between_two_columns(rng):
+    """Matmuls back to back: the last column before a swap meets the old weights, the next the new."""
+    b = bench()
+    program = []
+    for i in range(8):
+        b.put(BF16, 16 * i, np.full((4, 4), 2.0**i))
+        program += [load(BF16, 16 * i, ((1, 4),)), matmul(BF16, 256, ((1, 8),), bank=i)]
+    b.put(BF16, 256, np.ones((4, 8)))
+    run = b.run(program, rng=rng)
+    assert run.intervals(8) == [8] * 7
+    sums = b.psum[:, :, :8].view(np.float32)
+    np.testing.assert_array_equal(
+        sums, np.broadcast_to(4.0 * 2.0 ** np.arange(8)[:, None], (4, 8, 8))
+    )
+
+
+def test_matmul_without_load_keeps_the_weights(rng):
+    b = bench()
+    b.fill(rng)
+    program = [load(FP16, 0, ((1, 4),)), matmul(FP16, 64, ((1, 16),))]
+    for i in range(1, 8):
+        program.append(matmul(FP16, 128 + 64 * i, ((1, 16),), bank=i))
+    run = b.run(program, rng=rng)
+    assert run.intervals(16) == [16] * 7
+
+
+def test_before_any_load_the_weights_are_void():
+    b = bench()
+    b.put(BF16, 0, np.full((4, 8), np.nan))
+    b.run([matmul(BF16, 0, ((1, 8),))])
+    assert not b.psum.any()
+
+
+def test_an_update_means_that_the_sums_can_be_read(rng):
+    b = bench()
+    b.fill(rng)
+    program, watch = [load(BF16, 0, ((1, 4),))], {}
+    for i in range(5):
+        program.append(matmul(BF16, 64 + 32 * i, ((1, 6),), bank=i, semaphore=i))
+        watch[i] = (i, 5)
+    run = b.run(program, rng=rng, watch=watch)
+    for i in range(5):
+        assert run.watched[i] == b.psum[:, i, 5].tolist()
+
+
+@pytest.mark.parametrize("when", [3, 8, 14, 21, 30])
+def test_reset_in_mid_work(when, rng):
+    """Whatever was under way leaves no trace but in PSUM; old weights and swaps are gone."""
+    b = bench()
+    b.fill(rng)
+    wild = [
+        instruction
+        for i in range(4)
+        for instruction in (load(FP16, 16 * i, ((1, 4),)), matmul(FP16, 64, ((1, 9),), semaphore=1))
+    ]
+    tame = [
+        matmul(FP16, 64, ((1, 16),), bank=0, semaphore=1),
+        load(BF16, 512, ((1, 4),), semaphore=2),
+        matmul(BF16, 640, ((1, 16),), bank=1, semaphore=3),
+    ]
+    out = {}
+
+    async def job(ctx):
+        await b.execute(ctx, wild, rng=rng, stop_at=when)
+        out["run"] = await b.execute(ctx, tame, rng=rng)
+        out["psum"] = b.peek(ctx)
+
+    b.simulate(job)
+    reference = Reference(b.config, b.sbuf)
+    for instruction in tame:
+        reference.execute(instruction)
+    np.testing.assert_array_equal(out["psum"][:, :2], reference.psum_bits()[:, :2])
+    assert [s for _, s in out["run"].updates] in ([1, 2, 3], [2, 1, 3])
+
+
+def test_no_elements(rng):
+    b = bench()
+    b.fill(rng)
+    none = [
+        load(BF16, 32, ((1, 0),), semaphore=1),
+        load(BF16, 32, ((1, 4),), partitions=(0, 0), semaphore=2),
+        matmul(BF16, 0, ((1, 0),), semaphore=3),
+        EventSemaphore(engine=Engine.PE, update=update(4)),
+    ]
+    program = [load(BF16, 0, ((1, 4),)), *none, matmul(BF16, 64, ((1, 16),)), *none]
+    run = b.run(program, rng=rng)
+    assert sorted(s for _, s in run.updates) == [1, 1, 2, 2, 3, 3, 4, 4]
