@@ -20,12 +20,13 @@ from ..arch.events import events_layout
 from ..arch.isa import ErrorCode
 from ..interfaces import DmaJob, DmaReadData, Error, SbufBeat, SbufReadRequest, Update
 from ..lib.axi import AXI4
+from ..lib.stream import Queue
 from .dma_buffer import ByteBuffer
 from .dma_hbm import HbmReader, HbmWriter
 from .dma_plan import DmaPlanner
 from .dma_queues import DmaQueues
 from .dma_sbuf import SbufReader, SbufWriter
-from .dma_walk import tag_layout
+from .dma_walk import SLOTS, tag_layout
 
 __all__ = ["DmaEngine"]
 
@@ -123,8 +124,14 @@ class DmaEngine(wiring.Component):
         connect(m, queues.start, planner.start)
         connect(m, planner.read_hbm, hbm_reader.i)
         connect(m, planner.read_sbuf, sbuf_reader.i)
-        connect(m, planner.write_hbm, hbm_writer.i)
-        connect(m, planner.write_sbuf, sbuf_writer.i)
+        for name, source, writer in (
+            ("hbm_plans", planner.write_hbm, hbm_writer),
+            ("sbuf_plans", planner.write_sbuf, sbuf_writer),
+        ):
+            # Short descriptors: many are read while the first one's data is under way.
+            m.submodules[name] = plans = Queue(shape=source.p.shape(), depth=SLOTS)
+            connect(m, source, plans.i)
+            connect(m, plans.o, writer.i)
         m.d.comb += [
             queues.word.eq(hbm_reader.word),
             planner.word.eq(hbm_reader.word),

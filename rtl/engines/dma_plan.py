@@ -240,10 +240,12 @@ class DmaPlanner(wiring.Component):
             with m.State("CONCLUDE"):
                 read("address", 1)
                 self._conclude_side(m)
-                m.d.sync += [self.side.eq(1), self.src_total.eq(self.total)]
-                m.next = "ADDRESS"
+                m.d.sync += self.side.eq(1)
                 with m.If(self.side):
                     m.next = "VERDICT"
+                with m.Else():
+                    m.d.sync += self.src_total.eq(self.total)
+                    m.next = "ADDRESS"
             with m.State("VERDICT"):
                 m.next = "IDLE"
                 with m.If(self.total != self.src_total):

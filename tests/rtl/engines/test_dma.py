@@ -6,15 +6,18 @@ from operator import attrgetter
 
 import numpy as np
 import pytest
-from amaranth.hdl import Cat, ResetInserter, Signal
+from amaranth.hdl import Cat, ResetInserter, Signal, Value
 from amaranth.lib import data
+from amaranth.lib.wiring import Out
 from amaranth.sim import Simulator
 from makalu.rtl.arch.config import SMALL, TINY
 from makalu.rtl.arch.events import events_of
 from makalu.rtl.arch.isa import (
     DESCRIPTOR_BYTES,
+    DESCRIPTOR_LAYOUT,
     Descriptor,
     DescriptorSide,
+    ErrorCode,
     Update,
     UpdateMode,
 )
@@ -288,12 +291,14 @@ class Bench:
             (flat if memory else hbm)[places] = values
         return hbm, sbuf
 
-    def run(self, limit=20000, halt_at=None, after=None):
+    def run(self, limit=20000, halt_at=None, after=None, probe=False):
         """Simulate until everything queued is complete, or the engine has stopped and drained.
 
         With ``halt_at`` the engine is halted in that cycle; once drained it is reset and goes on
-        with the jobs that ``after`` queues, if any.
+        with the jobs that ``after`` queues, if any. With ``probe`` every cycle checks that the
+        inputs did not change the outputs at once.
         """
+        self.probe = probe
         self.limit, self.halt_at, self.after = limit, halt_at, after
         if not self._first:
             self.simulator.reset()
@@ -301,10 +306,10 @@ class Bench:
         self.simulator.run()
         return self
 
-    def check(self, limit=20000):
+    def check(self, limit=20000, **options):
         """Run what is queued; compare updates, and all of both memories, with the model."""
         wanted = self.model()
-        self.run(limit)
+        self.run(limit, **options)
         assert self.error is None, self.error
         self.compare(wanted)
         self.check_updates()
@@ -353,10 +358,20 @@ class Bench:
         def raw(signal):
             return _unpack(signal.shape(), ctx.get(signal.as_value()))
 
+        outputs = Cat(
+            Value.cast(value)
+            for _, member, value in dut.signature.flatten(dut)
+            if member.flow == Out
+        )
+        before = None
         offered = None
         quiet_for = 0
         while True:
+            if self.probe:
+                assert before is None or ctx.get(outputs) == before
             await ctx.tick()
+            if self.probe:
+                before = ctx.get(outputs)
             now = self.now
             self.now += 1
             bits = ctx.get(flags)
@@ -722,3 +737,284 @@ def test_a_full_queue_does_not_hold_up_the_others(small):
     small.job(1, [Descriptor(0, sbuf(SMALL, 15, 8, (1, 64)), hbm(0x8001, (1, 64)))])
     small.check()
     assert small.updates.index(small.expected[-1][-1]) < 5
+
+
+# Errors -------------------------------------------------------------------------------------------
+
+
+def patched(descriptor, name, value):
+    """The descriptor with one field set to a raw value."""
+    raw = int.from_bytes(descriptor.encode(), "little")
+    _, bit, width = next(entry for entry in DESCRIPTOR_LAYOUT if entry[0] == name)
+    raw &= ~((1 << width) - 1 << bit)
+    return (raw | value << bit).to_bytes(DESCRIPTOR_BYTES, "little")
+
+
+def field(name):
+    return next(bit for entry, bit, _ in DESCRIPTOR_LAYOUT if entry == name)
+
+
+GOOD = Descriptor(1, hbm(0x101, (2, 8), (40, 3)), sbuf(TINY, 1, 64, (2, 8), (64, 3)))
+STORE = Descriptor(1, sbuf(TINY, 1, 64, (2, 8), (64, 3)), hbm(0x201, (2, 8), (40, 3)))
+STRIDE = TINY.sbuf_partition_stride
+
+BAD = {
+    "kind": (patched(GOOD, "kind", 0xD0), "kind"),
+    "size": (patched(GOOD, "size_log2", 3), "size_log2"),
+    "size_high": (patched(GOOD, "size_log2", 0x81), "size_log2"),
+    "reserved": (patched(GOOD, "_reserved", 1 << 47), "_reserved"),
+    "elements": (patched(GOOD, "dst_count1", 2), "dst_count0"),
+    "elements_none": (patched(GOOD, "src_count3", 0), "dst_count0"),
+    "src_window": (patched(GOOD, "src_address", 2 << 40), "src_address"),
+    "dst_window": (patched(GOOD, "dst_address", 0x101 << 40), "dst_address"),
+    "dst_high_bits": (patched(GOOD, "dst_address", 1 << 48 | 1 << 40), "dst_address"),
+    "dst_misaligned": (
+        patched(GOOD, "dst_address", TINY.sbuf_address(1, 65)),
+        "dst_address",
+    ),
+    "dst_step_misaligned": (patched(GOOD, "dst_step1", 63), "dst_step1"),
+    "dst_step_mixed": (patched(GOOD, "dst_step1", STRIDE + 2), "dst_step1"),
+    "dst_step_mixed_back": (patched(GOOD, "dst_step0", (1 << 32) - STRIDE - 2), "dst_step0"),
+    "dst_beyond_partitions": (patched(GOOD, "dst_step1", 2 * STRIDE), "dst_address"),
+    "dst_before_partitions": (patched(GOOD, "dst_step1", (1 << 32) - STRIDE), "dst_address"),
+    "dst_beyond_bytes": (patched(GOOD, "dst_step1", 1024), "dst_address"),
+    "dst_before_bytes": (patched(GOOD, "dst_step1", (1 << 32) - 64), "dst_address"),
+    "dst_far": (patched(GOOD, "dst_address", TINY.sbuf_address(4, 0)), "dst_address"),
+    "src_before_hbm": (patched(GOOD, "src_step1", 1 << 31), "src_address"),
+    "src_beyond_window": (patched(GOOD, "src_address", (1 << 40) - 90), "src_address"),
+    "store_src_step": (patched(STORE, "src_step0", 3), "src_step0"),
+    "store_src_range": (patched(STORE, "src_step1", 1100), "src_address"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_a_bad_descriptor_moves_nothing_and_is_named(tiny, case):
+    raw, name = BAD[case]
+    tiny.start(latency=5)
+    before = Descriptor(0, hbm(0x300, (1, 30)), sbuf(TINY, 3, 1, (1, 30)))
+    tiny.job(1, [before])
+    table = tiny.job(1, [before, raw, GOOD])
+    tiny.expected = [(1, [before], None)]
+    wanted = tiny.model()
+    tiny.run()
+    tiny.compare(wanted)
+    bad = table + DESCRIPTOR_BYTES
+    assert tiny.error == {
+        "valid": 1,
+        "code": ErrorCode.BAD_DESCRIPTOR,
+        "field": field(name),
+        "pc": bad,
+        "address": bad,
+    }
+    assert len(tiny.updates) == 1
+
+
+def test_bits_beyond_the_last_field_are_refused(tiny):
+    for bit in (576, 1023):
+        raw = (int.from_bytes(GOOD.encode(), "little") | 1 << bit).to_bytes(128, "little")
+        tiny.start(latency=5)
+        table = tiny.job(0, [raw])
+        wanted = tiny.bus.memory.copy(), tiny.sbuf.memory.copy()
+        tiny.run()
+        tiny.compare(wanted)
+        assert tiny.error["code"] == ErrorCode.BAD_DESCRIPTOR
+        assert (tiny.error["field"], tiny.error["pc"]) == (576, table)
+        assert not tiny.updates
+
+
+def test_extremes_of_sbuf_are_in_range(tiny):
+    """First and last byte of everything, backwards too."""
+    tiny.start(latency=5)
+    last = TINY.sbuf_bytes - 4
+    tiny.job(
+        0,
+        [
+            Descriptor(2, hbm(0x100, (4, 8)), sbuf(TINY, 0, 0, (last, 2), (STRIDE, 4))),
+            Descriptor(2, hbm(0x200, (4, 8)), sbuf(TINY, 3, last, (-4, 2), (-STRIDE, 4))),
+            Descriptor(0, sbuf(TINY, 0, 0, (1, TINY.sbuf_bytes)), hbm(0x1001, (1, 2048))),
+        ],
+    )
+    tiny.check()
+
+
+@pytest.mark.parametrize("k", range(0, 16, 3))
+def test_a_read_error_in_any_burst_stops_the_engine(small, k):
+    """The bursts before it may have arrived; nothing after it has."""
+    small.start(latency=60)
+    burst, base, length = SMALL.dma_burst_bytes, 0x1010, 4096
+    edge = (base // burst + k) * burst if k else base
+    small.bus.bad_reads.append((edge + (104 if k % 2 else 0), edge + burst))
+    before = Descriptor(0, hbm(0, (1, 40)), sbuf(SMALL, 9, 3, (1, 40)))
+    load = Descriptor(0, hbm(base, (1, length)), sbuf(SMALL, 3, 5, (1, length)))
+    after = Descriptor(0, hbm(0x4000, (1, 64)), sbuf(SMALL, 4, 0, (1, 64)))
+    small.job(0, [before])
+    table = small.job(0, [load, after])
+    wanted = small.model(upto=1)[1], small.model(upto=2)[1]
+    small.run()
+    assert small.error == {
+        "valid": 1,
+        "code": ErrorCode.BUS_READ,
+        "field": 0,
+        "pc": table,
+        "address": edge & ~7,
+    }
+    assert len(small.updates) == 1
+    got = small.sbuf.memory
+    good = max(edge - base, 0)
+    partial = (got == wanted[0]) | (got == wanted[1])
+    assert partial.all()
+    assert (got[3, 5 + good + 112 :] == wanted[0][3, 5 + good + 112 :]).all()
+    assert all(now <= small.error_cycle for now, _, _ in small.bus.seen["ar"])
+
+
+@pytest.mark.parametrize("k", range(5))
+def test_a_write_error_in_any_burst_stops_the_engine(tiny, k):
+    tiny.start(latency=30)
+    burst, base, length = TINY.dma_burst_bytes, 0x1004, 1024
+    edge = (base // burst + k) * burst
+    tiny.bus.bad_writes.append((max(edge, base), edge + burst))
+    store = Descriptor(0, sbuf(TINY, 3, 5, (1, length)), hbm(base, (1, length)))
+    table = tiny.job(2, [store, store])
+    before = tiny.bus.memory.copy()
+    after = tiny.model()[0]
+    tiny.run()
+    assert tiny.error == {
+        "valid": 1,
+        "code": ErrorCode.BUS_WRITE,
+        "field": 0,
+        "pc": table,
+        "address": max(edge, 0x1000),
+    }
+    assert not tiny.updates
+    assert ((tiny.bus.memory == before) | (tiny.bus.memory == after)).all()
+    assert all(now <= tiny.error_cycle for now, _, _ in tiny.bus.seen["aw"])
+
+
+def test_beyond_the_memory_is_a_bus_error(tiny):
+    for load in (True, False):
+        tiny.start(latency=5)
+        sides = [hbm(HBM_BYTES - 16, (1, 20)), sbuf(TINY, 0, 0, (1, 20))]
+        table = tiny.job(0, [Descriptor(0, *(sides if load else sides[::-1]))])
+        tiny.run()
+        assert tiny.error["code"] == (ErrorCode.BUS_READ if load else ErrorCode.BUS_WRITE)
+        assert (tiny.error["pc"], tiny.error["address"]) == (table, HBM_BYTES)
+        assert not tiny.updates
+
+
+def test_an_unreadable_descriptor_is_a_bus_error_after_those_before_it(tiny):
+    tiny.start(latency=30)
+    first = Descriptor(0, hbm(0x10, (1, 900)), sbuf(TINY, 0, 1, (1, 900)))
+    tiny.job(0, [first])
+    table = tiny.job(0, [first, STORE, GOOD])
+    tiny.bus.bad_reads.append((table + 2 * DESCRIPTOR_BYTES + 120, table + 3 * DESCRIPTOR_BYTES))
+    wanted = tiny.model(upto=3)
+    tiny.run()
+    tiny.compare(wanted)
+    assert tiny.error == {
+        "valid": 1,
+        "code": ErrorCode.BUS_READ,
+        "field": 0,
+        "pc": table + 2 * DESCRIPTOR_BYTES,
+        "address": table + 2 * DESCRIPTOR_BYTES,
+    }
+    assert len(tiny.updates) == 1
+
+
+# Halt and reset -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("halt_at", [3, 60, 83, 97, 110, 131, 160, 222, 300])
+def test_after_halt_and_reset_the_engine_works_again(tiny, seed, halt_at):
+    tiny.start(latency=25, pause=0.2, seed=seed)
+    for queue in range(4):
+        tiny.job(queue, [random_descriptor(np.random.default_rng(queue), TINY, queue)] * 3)
+    tiny.job(0, [Descriptor(0, hbm(0x100, (1, 999)), sbuf(TINY, 0, 9, (1, 999)))])
+    tiny.job(1, [Descriptor(0, sbuf(TINY, 2, 9, (1, 999)), hbm(0x1111, (1, 999)))])
+    wanted = []
+
+    def again():
+        for queue in range(4):
+            rng = np.random.default_rng(10 + queue)
+            tiny.job(queue, [random_descriptor(rng, TINY, queue) for _ in range(2)])
+        wanted.append(tiny.model())
+
+    tiny.run(halt_at=halt_at, after=again)
+    assert tiny.error is None
+    tiny.compare(wanted[0])
+    tiny.check_updates()
+
+
+# Speed --------------------------------------------------------------------------------------------
+
+
+ALONG = (
+    Descriptor(0, hbm(0x1003, (1, 4096)), sbuf(SMALL, 2, 13, (1, 4096))),
+    Descriptor(0, sbuf(SMALL, 3, 13, (1, 4096)), hbm(0x4005, (1, 4096))),
+)
+ACROSS = (
+    Descriptor(
+        1,
+        hbm(0x1000, (2, 16), (32, 128)),
+        sbuf(SMALL, 0, 64, (SMALL.sbuf_partition_stride, 16), (2, 128)),
+    ),
+    Descriptor(
+        1,
+        sbuf(SMALL, 0, 1024, (SMALL.sbuf_partition_stride, 16), (2, 128)),
+        hbm(0x4000, (2, 16), (32, 128)),
+    ),
+)
+TILE = (
+    Descriptor(
+        1,
+        hbm(0x1000, (2, 16), (64, 128)),
+        sbuf(SMALL, 0, 64, (SMALL.sbuf_partition_stride, 16), (2, 128)),
+    ),
+    Descriptor(
+        1,
+        sbuf(SMALL, 0, 1024, (SMALL.sbuf_partition_stride, 16), (2, 128)),
+        hbm(0x4000, (2, 16), (64, 128)),
+    ),
+)
+"""A tile of 16 BF16 columns out of a matrix of 32: runs of 4 beats on both sides."""
+
+
+@pytest.mark.parametrize(
+    ("descriptors", "latencies"),
+    [
+        (ALONG[:1], 2),
+        (ALONG[1:], 2),
+        (ALONG, 2),
+        (ACROSS, 2),
+        (TILE, 2),
+    ],
+    ids=["load", "store", "load_and_store", "across", "tile"],
+)
+def test_4_kib_move_at_8_bytes_per_cycle_each_way(small, descriptors, latencies):
+    """512 beats and two latencies (descriptor, data or response), and little else."""
+    small.start(latency=200)
+    for queue, descriptor in enumerate(descriptors):
+        small.job(queue, [descriptor])
+    small.check()
+    beats = 4096 // 8
+    fixed = 130 if len(descriptors) > 1 else 100  # fetch, check, pipelines, the first burst
+    assert small.events["busy"] < beats * 1.02 + latencies * 200 + fixed
+    if descriptors[0].src.address < 1 << 40:
+        assert small.bus.most >= 16
+        assert small.bus.most_bytes >= min(4096, 1500)
+
+
+def test_descriptors_follow_each_other_without_a_gap(small):
+    """Eight loads of 512 bytes: the latency is paid for the first one only."""
+    small.start(latency=200)
+    loads = [Descriptor(1, hbm(0x200 * i, (2, 256)), sbuf(SMALL, i, 6, (2, 256))) for i in range(8)]
+    small.job(0, loads)
+    small.check()
+    assert small.events["busy"] < 8 * (64 + 16) + 2 * 200 + 100
+
+
+def test_outputs_do_not_depend_on_inputs_of_the_same_cycle(tiny, seed):
+    rng = np.random.default_rng(seed)
+    tiny.start(latency=3, pause=0.5, seed=seed)
+    for queue in range(4):
+        tiny.job(queue, [random_descriptor(rng, TINY, queue) for _ in range(2)])
+    tiny.check(probe=True)
