@@ -8,7 +8,7 @@ reach one group of partitions each and take what the engines leave (:class:`Sbuf
 from functools import reduce
 from operator import or_
 
-from amaranth.hdl import Cat, Module, Mux, Signal, Value
+from amaranth.hdl import Cat, Module, Mux, Signal
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.memory import Memory, MemoryData
 from amaranth.lib.wiring import In, Out
@@ -39,19 +39,26 @@ def _any(values):
     return reduce(or_, values)
 
 
-def _select(chosen, values):
-    """The value whose ``chosen`` bit is set (0 if none): an AND-OR selector for one-hot choices."""
-    values = [Value.cast(value) for value in values]
-    return _any(
-        value & bit.replicate(len(value)) for bit, value in zip(chosen, values, strict=True)
-    )
+COMMON = {
+    "moving_new": 1,
+    "moving_bank": 1,
+    "moving_offset": 4,
+    "weights_new": 1,
+    "weights_bank": 1,
+    "weights_offsets": 16,
+    "vector_new": 1,
+    "vector_bank": 1,
+    "vector_offset": 4,
+    "put_size_log2": 2,
+    "put_mask": 128,
+}
+"""Inputs of a slice that are the same in all partitions, with their widths."""
 
 
 class SbufSlice(wiring.Component):
     """One partition: two banks, element extraction for every reader, write combining.
 
-    Instantiated once per partition by :class:`Sbuf`. What is common to all partitions (addresses,
-    choices, byte masks) comes decoded from outside.
+    What is common to all partitions (addresses, choices, byte masks) comes decoded from outside.
 
     Parameters
     ----------
@@ -69,7 +76,8 @@ class SbufSlice(wiring.Component):
     moving_new, moving_bank, moving_offset
         Cycle 2 of a read: take the word of ``bank`` (``new``) or the one taken last; element's
         offset.
-    weights_new, weights_bank, weights_offsets : four offsets
+    weights_new, weights_bank, weights_offsets
+        The same, with four offsets in 16 bits.
     vector_new, vector_bank, vector_offset
     dma_bank, dma_offset
         As ``moving``; always ``new``.
@@ -94,15 +102,7 @@ class SbufSlice(wiring.Component):
             {
                 "read_en": In(1).array(BANKS),
                 "read_row": In(row_bits).array(BANKS),
-                "moving_new": In(1),
-                "moving_bank": In(1),
-                "moving_offset": In(4),
-                "weights_new": In(1),
-                "weights_bank": In(1),
-                "weights_offsets": In(4).array(4),
-                "vector_new": In(1),
-                "vector_bank": In(1),
-                "vector_offset": In(4),
+                **{name: In(width) for name, width in COMMON.items()},
                 "dma_bank": In(1),
                 "dma_offset": In(4),
                 "moving": Out(32),
@@ -110,8 +110,6 @@ class SbufSlice(wiring.Component):
                 "vector": Out(32),
                 "dma": Out(64),
                 "put": In(1),
-                "put_size_log2": In(2),
-                "put_mask": In(128),
                 "put_data": In(32),
                 "commit": In(1).array(BANKS),
                 "write_row": In(row_bits).array(BANKS),
@@ -161,7 +159,9 @@ class SbufSlice(wiring.Component):
         vector = held("vector", self.vector_new, self.vector_bank)
         m.d.sync += [
             self.moving.eq(element(moving, self.moving_offset)),
-            self.weights.eq(Cat(element(weights, offset) for offset in self.weights_offsets)),
+            self.weights.eq(
+                Cat(element(weights, self.weights_offsets.word_select(i, 4)) for i in range(4))
+            ),
             self.vector.eq(element(vector, self.vector_offset)),
         ]
         half, low = word32(Mux(self.dma_bank, reads[1], reads[0]), self.dma_offset)
@@ -200,57 +200,58 @@ class SbufSlice(wiring.Component):
 
 
 class SbufGroup(wiring.Component):
-    """DMA access to one group of partitions: one write beat and one read beat per cycle.
+    """The partitions that share their DMA access: one write beat and one read beat per cycle.
 
     Parameters
     ----------
     config : :class:`~..arch.config.CoreConfig`
 
+    Attributes
+    ----------
+    slices : list of :class:`SbufSlice`
+        By partition within the group.
+
     Members
     -------
-    write_requests, read_requests : :py:`In(engines)`
-        Engines whose beat is for this group and whose bank is free.
-    write_grant, read_grant : :py:`Out(engines)`
-        One-hot, combinational: the engine that is served now.
-    write_beats : :py:`In(SbufBeat).array(engines)`
-    read_beats : :py:`In(SbufReadRequest).array(engines)`
+    write_beat, write_engine : :py:`In(SbufBeat)`, :py:`In(engines)`
+        Cycle 0: the beat that is taken, if any, and from whom (one-hot).
+    read_beat, read_engine : :py:`In(SbufReadRequest)`, :py:`In(engines)`
     engine_read, engine_row : :py:`In(1).array(2)`, :py:`In(row_bits).array(2)`
-        Banks that the engines read, and where (cycle 0); DMA gets the others.
+        Cycle 0: banks that the engines read, and where; the beat needs the other one.
     commit, commit_row : :py:`In(1).array(2)`, :py:`In(row_bits)`
-        Banks that the vector engine writes, and where (cycle 1).
-    read_en, read_row, dma_bank, dma_offset, write_row, dma_write, dma_strobe, dma_data, dma
-        Of the slices; see :class:`SbufSlice`.
-    read_done : :py:`Out(engines)`
-        Cycle 3 of a DMA read: the engine that asked.
-    read_data : :py:`Out(64)`
-        Cycle 3 of a DMA read: the bytes (combinational).
+        Cycle 1: banks that the vector engine writes, and where.
+    put, put_data : :py:`In(slices)`, :py:`In(32).array(slices)`
+        Cycle 0 of a vector write, by partition.
+    moving_new, ... : :data:`COMMON`
+        Passed on to the slices.
+    moving, weights, vector
+        : :py:`Out(32).array(slices)`, :py:`Out(128).array(slices)`, :py:`Out(32).array(slices)`
+        Cycle 3 of a read.
+    read_done, read_data : :py:`Out(engines)`, :py:`Out(64)`
+        Cycle 4 of a DMA read: the engine that asked (one-hot), the bytes.
     """
 
     def __init__(self, *, config):
         self.config = config
         self.row_bits = row_bits = ceil_log2(config.sbuf_words // BANKS)
-        engines, slices = config.dma_engines, config.group
+        engines, count = config.dma_engines, config.group
+        self.slices = [SbufSlice(config=config) for _ in range(count)]
         super().__init__(
             {
-                "write_requests": In(engines),
-                "write_grant": Out(engines),
-                "write_beats": In(SbufBeat(config)).array(engines),
-                "read_requests": In(engines),
-                "read_grant": Out(engines),
-                "read_beats": In(SbufReadRequest(config)).array(engines),
+                "write_beat": In(SbufBeat(config)),
+                "write_engine": In(engines),
+                "read_beat": In(SbufReadRequest(config)),
+                "read_engine": In(engines),
                 "engine_read": In(1).array(BANKS),
                 "engine_row": In(row_bits).array(BANKS),
                 "commit": In(1).array(BANKS),
                 "commit_row": In(row_bits),
-                "read_en": Out(1).array(BANKS),
-                "read_row": Out(row_bits).array(BANKS),
-                "dma_bank": Out(1),
-                "dma_offset": Out(4),
-                "write_row": Out(row_bits).array(BANKS),
-                "dma_write": Out(1).array(BANKS),
-                "dma_strobe": Out(16).array(slices),
-                "dma_data": Out(64).array(slices),
-                "dma": In(64).array(slices),
+                "put": In(count),
+                "put_data": In(32).array(count),
+                **{name: In(width) for name, width in COMMON.items()},
+                "moving": Out(32).array(count),
+                "weights": Out(128).array(count),
+                "vector": Out(32).array(count),
                 "read_done": Out(engines),
                 "read_data": Out(64),
             }
@@ -258,46 +259,42 @@ class SbufGroup(wiring.Component):
 
     def elaborate(self, platform):
         m = Module()
+        for j, part in enumerate(self.slices):
+            m.submodules[f"slice{j}"] = Replicated(part, "sbuf_slice")
+            m.d.comb += [getattr(part, name).eq(getattr(self, name)) for name in COMMON]
+            m.d.comb += [
+                part.put.eq(self.put[j]),
+                part.put_data.eq(self.put_data[j]),
+                self.moving[j].eq(part.moving),
+                self.weights[j].eq(part.weights),
+                self.vector[j].eq(part.vector),
+            ]
         self._writes(m)
         self._reads(m)
         return m
 
-    def _arbitrate(self, m, name, requests, grant, beats, layout):
-        """Choose an engine; return its beat and whether there is one."""
-        m.submodules[name] = turn = RoundRobin(count=len(requests))
-        beat = Signal(layout, name=f"{name}_beat")
-        m.d.comb += [
-            turn.requests.eq(requests),
-            turn.take.eq(1),
-            grant.eq(turn.grant),
-            beat.as_value().eq(_select(grant, beats)),
-        ]
-        return beat
-
     def _slot(self, beat):
-        """Number of the first partition within the group (zero width if the group has one)."""
+        """Number of the first partition within the group."""
         return beat.partition[: ceil_log2(self.config.group)]
 
     def _writes(self, m):
-        layout = SbufBeat(self.config)
-        beat = self._arbitrate(
-            m, "write_turn", self.write_requests, self.write_grant, self.write_beats, layout
-        )
         # Cycle 1: the beat is spread over the slices and written.
-        now = Signal(layout, reset_less=True)
+        now = Signal(SbufBeat(self.config), reset_less=True)
         valid = Signal()
-        m.d.sync += [valid.eq(self.write_grant.any()), now.eq(beat)]
+        m.d.sync += [valid.eq(self.write_engine.any()), now.eq(self.write_beat)]
 
         row, bank, offset = now.offset[5:], now.offset[4], now.offset[0:4]
+        dma_write = [Signal(name=f"dma_write{b}") for b in range(BANKS)]
+        write_row = [Signal(self.row_bits, name=f"write_row{b}") for b in range(BANKS)]
         for b in range(BANKS):
             m.d.comb += [
-                self.dma_write[b].eq(valid & (bank == b)),
-                self.write_row[b].eq(Mux(self.commit[b], self.commit_row, row)),
+                dma_write[b].eq(valid & (bank == b)),
+                write_row[b].eq(Mux(self.commit[b], self.commit_row, row)),
             ]
 
         slot = self._slot(now)
         low = Signal(8)  # where an element's strobes go within 8 bytes
-        for j in range(self.config.group):
+        for j, part in enumerate(self.slices):
             # Element of slice j in a beat across partitions, and whether the beat reaches it.
             byte, half, word = j % 8, j % 4, j % 2
             one, two, four = (
@@ -310,33 +307,36 @@ class SbufGroup(wiring.Component):
             with m.If(~now.across):
                 m.d.comb += [
                     reach.eq(slot == j),
-                    self.dma_data[j].eq(now.data),
+                    part.dma_data.eq(now.data),
                     strobe.eq(now.strobe),
                 ]
             with m.Elif(now.size_log2 == 0):
                 m.d.comb += [
                     reach.eq(1),
-                    self.dma_data[j].eq(one.replicate(8)),
+                    part.dma_data.eq(one.replicate(8)),
                     strobe.eq(now.strobe[byte].replicate(8) & low),
                 ]
             with m.Elif(now.size_log2 == 1):
                 m.d.comb += [
                     reach.eq(slot[2:] == j // 4),
-                    self.dma_data[j].eq(two.replicate(4)),
+                    part.dma_data.eq(two.replicate(4)),
                     strobe.eq(now.strobe.word_select(half, 2).replicate(4) & low),
                 ]
             with m.Else():
                 m.d.comb += [
                     reach.eq(slot[1:] == j // 2),
-                    self.dma_data[j].eq(four.replicate(2)),
+                    part.dma_data.eq(four.replicate(2)),
                     strobe.eq(now.strobe.word_select(word, 4).replicate(2) & low),
                 ]
-            m.d.comb += self.dma_strobe[j].eq(
-                Cat(
-                    Mux(reach & ~offset[3], strobe, 0)[0:8],
-                    Mux(reach & offset[3], strobe, 0)[0:8],
-                )
+            m.d.comb += part.dma_strobe.eq(
+                Cat(Mux(reach & ~offset[3], strobe, 0), Mux(reach & offset[3], strobe, 0))
             )
+            for b in range(BANKS):
+                m.d.comb += [
+                    part.commit[b].eq(self.commit[b]),
+                    part.write_row[b].eq(write_row[b]),
+                    part.dma_write[b].eq(dma_write[b]),
+                ]
         with m.Switch(now.size_log2):
             with m.Case(0):
                 m.d.comb += low.eq(1 << offset[0:3])
@@ -347,56 +347,61 @@ class SbufGroup(wiring.Component):
 
     def _reads(self, m):
         engines = self.config.dma_engines
-        layout = SbufReadRequest(self.config)
-        beat = self._arbitrate(
-            m, "read_turn", self.read_requests, self.read_grant, self.read_beats, layout
-        )
-        granted = self.read_grant.any()
+        beat = self.read_beat
+        granted = self.read_engine.any()
 
         # Cycle 1: banks read. Cycle 2: slices extract. Cycle 3: elements are put together.
         for b in range(BANKS):
+            read_en = Signal(name=f"read_en{b}")
+            read_row = Signal(self.row_bits, name=f"read_row{b}")
             m.d.sync += [
-                self.read_en[b].eq(self.engine_read[b] | granted & (beat.offset[4] == b)),
-                self.read_row[b].eq(Mux(self.engine_read[b], self.engine_row[b], beat.offset[5:])),
+                read_en.eq(self.engine_read[b] | (granted & (beat.offset[4] == b))),
+                read_row.eq(Mux(self.engine_read[b], self.engine_row[b], beat.offset[5:])),
             ]
-        stages = [Signal(layout, name=f"read{i}", reset_less=True) for i in range(1, 4)]
-        done = [Signal(engines, name=f"read{i}_engine") for i in range(1, 4)]
+            for part in self.slices:
+                m.d.comb += [part.read_en[b].eq(read_en), part.read_row[b].eq(read_row)]
+
+        stages = [
+            Signal(SbufReadRequest(self.config), name=f"read_cycle{i}", reset_less=True)
+            for i in range(1, 4)
+        ]
+        done = [Signal(engines, name=f"read_engine_cycle{i}") for i in range(1, 4)]
         m.d.sync += [now.eq(past) for now, past in zip(stages, [beat, *stages], strict=False)]
         m.d.sync += [
-            now.eq(past) for now, past in zip(done, [self.read_grant, *done], strict=False)
+            now.eq(past) for now, past in zip(done, [self.read_engine, *done], strict=False)
         ]
-        m.d.comb += [
-            self.dma_bank.eq(stages[1].offset[4]),
-            self.dma_offset.eq(stages[1].offset[0:4]),
-            self.read_done.eq(done[2]),
-        ]
+        m.d.sync += self.read_done.eq(done[-1])
+        for part in self.slices:
+            m.d.comb += [
+                part.dma_bank.eq(stages[1].offset[4]),
+                part.dma_offset.eq(stages[1].offset[0:4]),
+            ]
 
         last = stages[2]
         slot = self._slot(last)
-        slices = list(self.dma)
-        across = [
-            Cat(value[: 8 << size] for value in slices[first : first + (8 >> size)])
-            for size in range(3)
-            for first in range(0, len(slices), 8 >> size)
-        ]
-        counts = [max(1, len(slices) >> (3 - size)) for size in range(3)]
+        value = Signal(64)
+
+        def across(size_log2):
+            """Elements of the consecutive partitions from ``slot``."""
+            span = 8 >> size_log2
+            with m.Switch(slot[3 - size_log2 :]):
+                for i in range(0, len(self.slices), span):
+                    with m.Case(i // span):
+                        parts = self.slices[i : i + span]
+                        m.d.comb += value.eq(Cat(part.dma[: 8 << size_log2] for part in parts))
+
         with m.If(~last.across):
             with m.Switch(slot):
-                for j, value in enumerate(slices):
+                for j, part in enumerate(self.slices):
                     with m.Case(j):
-                        m.d.comb += self.read_data.eq(value)
+                        m.d.comb += value.eq(part.dma)
         with m.Elif(last.size_log2 == 0):
-            m.d.comb += self.read_data.eq(across[0])
+            across(0)
         with m.Elif(last.size_log2 == 1):
-            with m.Switch(slot[2:]):
-                for i in range(counts[1]):
-                    with m.Case(i):
-                        m.d.comb += self.read_data.eq(across[counts[0] + i])
+            across(1)
         with m.Else():
-            with m.Switch(slot[1:]):
-                for i in range(counts[2]):
-                    with m.Case(i):
-                        m.d.comb += self.read_data.eq(across[counts[0] + counts[1] + i])
+            across(2)
+        m.d.sync += self.read_data.eq(value)
 
 
 class Sbuf(wiring.Component):
@@ -404,10 +409,13 @@ class Sbuf(wiring.Component):
 
     Per bank and cycle there is one read and one write. Reads go to moving, weights, vector, DMA in
     this order; writes to vector, DMA. Moving and vector writes are never refused. A DMA beat that
-    has been refused its bank :data:`DMA_PATIENCE_CYCLES` times is starving: weights and vector reads
-    yield that bank to DMA reads, and the vector engine, which sees ``starving``, leaves a gap in its
-    writes. So, cycles in which moving takes the bank not counted, a DMA read is taken at most
-    ``DMA_PATIENCE_CYCLES + dma_engines`` cycles after it was offered.
+    has been refused its bank :data:`DMA_PATIENCE_CYCLES` times is starving: it goes before other
+    beats, weights and vector reads yield the bank to DMA reads, and the vector engine, which sees
+    ``starving``, leaves a gap in its writes.
+
+    Thus a DMA read that has its group for itself waits at most ``DMA_PATIENCE_CYCLES + 1`` cycles
+    for weights and vector reads; cycles in which moving takes the bank come on top. Engines that
+    want the same group take turns.
 
     Parameters
     ----------
@@ -439,8 +447,8 @@ class Sbuf(wiring.Component):
     ------
     Commands and beats: one per port and cycle. Data:
     :data:`~..interfaces.SBUF_READ_CYCLES` (DMA: :data:`~..interfaces.DMA_READ_CYCLES`) cycles after
-    the command was taken. A read taken in the cycle after a write sees it; in the same cycle it sees
-    the old bytes. ::
+    the command was taken. A read taken in the cycle after a write sees it; one taken in the same
+    cycle sees the old bytes. ::
 
         cycle          0  1  2  3  4
         command valid  1  0  0  0  0
@@ -452,7 +460,9 @@ class Sbuf(wiring.Component):
 
     def __init__(self, *, config):
         self.config = config
-        self.slices = [SbufSlice(config=config) for _ in range(config.partitions)]
+        groups = config.partitions // config.group
+        self._groups = [SbufGroup(config=config) for _ in range(groups)]
+        self.slices = [part for group in self._groups for part in group.slices]
         engines = config.dma_engines
         super().__init__(
             {
@@ -470,25 +480,28 @@ class Sbuf(wiring.Component):
 
     def elaborate(self, platform):
         m = Module()
-        config = self.config
-        groups = [SbufGroup(config=config) for _ in range(config.partitions // config.group)]
+        groups = self._groups
         for g, group in enumerate(groups):
-            m.submodules[f"group{g}"] = group
-        for p, part in enumerate(self.slices):
-            m.submodules[f"slice{p}"] = Replicated(part, "sbuf_slice")
+            m.submodules[f"group{g}"] = Replicated(group, "sbuf_group")
+        for part in self.slices:
+            # In an export one group stands for all: the slices of the others stay unused.
+            part._MustUse__used = True
 
         read_yield = Signal(BANKS)  # banks that weights and vector reads leave to DMA
-        taken = self._engine_reads(m, groups, read_yield)
-        committed = self._vector_writes(m, groups)
-        self._dma(m, groups, taken, committed, read_yield)
+        common = {name: Signal(width, name=name) for name, width in COMMON.items()}
+        for group in groups:
+            m.d.comb += [getattr(group, name).eq(value) for name, value in common.items()]
+        taken = self._engine_reads(m, common, read_yield)
+        committed = self._vector_writes(m, common)
+        self._dma(m, taken, committed, read_yield)
         return m
 
-    def _engine_reads(self, m, groups, read_yield):
+    def _engine_reads(self, m, common, read_yield):
         """Arbitrate moving, weights and vector reads; return the banks they take."""
         ports = (self.moving, self.weights, self.vector_read)
         names = ("moving", "weights", "vector")
         taken = Signal(BANKS)
-        rows = Signal(data.ArrayLayout(groups[0].row_bits, BANKS))
+        rows = Signal(data.ArrayLayout(self._groups[0].row_bits, BANKS))
         busy = [0] * BANKS
         for name, port in zip(names, ports, strict=True):
             bank = port.word[0]
@@ -508,41 +521,26 @@ class Sbuf(wiring.Component):
 
             # Two registers: the slices need the choice one cycle after the address.
             offset = port.offsets.as_value() if name == "weights" else port.offset
-            chosen = Signal(2 + len(offset), name=f"{name}_cycle1")
-            chosen_next = Signal.like(chosen, name=f"{name}_cycle2")
+            chosen = Signal(2 + len(offset), name=f"{name}_cycle1", reset_less=True)
+            plural = "s" if name == "weights" else ""
             m.d.sync += [
                 chosen.eq(Cat(accepted & port.new, bank, offset)),
-                chosen_next.eq(chosen),
+                Cat(
+                    common[f"{name}_new"], common[f"{name}_bank"], common[f"{name}_offset{plural}"]
+                ).eq(chosen),
             ]
-            for part in self.slices:
-                m.d.comb += [
-                    getattr(part, f"{name}_new").eq(chosen_next[0]),
-                    getattr(part, f"{name}_bank").eq(chosen_next[1]),
-                ]
-                if name == "weights":
-                    for i, out in enumerate(part.weights_offsets):
-                        m.d.comb += out.eq(chosen_next[2 + 4 * i : 6 + 4 * i])
-                else:
-                    m.d.comb += getattr(part, f"{name}_offset").eq(chosen_next[2:])
 
         m.d.comb += taken.eq(Cat(busy))
-        for group in groups:
+        for group in self._groups:
             for b in range(BANKS):
                 m.d.comb += [group.engine_read[b].eq(taken[b]), group.engine_row[b].eq(rows[b])]
-        for p, part in enumerate(self.slices):
-            group = groups[p // self.config.group]
+        for p in range(self.config.partitions):
+            group, j = self._groups[p // self.config.group], p % self.config.group
             m.d.comb += [
-                self.moving.data[p].eq(part.moving),
-                self.weights.data[p].eq(part.weights),
-                self.vector_read.data[p].eq(part.vector),
-                part.dma_bank.eq(group.dma_bank),
-                part.dma_offset.eq(group.dma_offset),
+                self.moving.data[p].eq(group.moving[j]),
+                self.weights.data[p].eq(group.weights[j]),
+                self.vector_read.data[p].eq(group.vector[j]),
             ]
-            for b in range(BANKS):
-                m.d.comb += [
-                    part.read_en[b].eq(group.read_en[b]),
-                    part.read_row[b].eq(group.read_row[b]),
-                ]
 
         m.d.sync += [
             self.events.conflict_weights.eq(self.weights.valid & ~self.weights.ready),
@@ -550,105 +548,102 @@ class Sbuf(wiring.Component):
         ]
         return taken
 
-    def _vector_writes(self, m, groups):
+    def _vector_writes(self, m, common):
         """Pass the vector engine's elements to the slices; return the banks it commits to."""
         port = self.vector_write
         size = port.size_log2
-        put_bytes = Signal(16)
+        put_bytes = []
         for i in range(16):
             same = port.offset[2:] == i // 4
             half = port.offset[1] == i // 2 % 2
             byte = port.offset[0] == i % 2
-            m.d.comb += put_bytes[i].eq(same & (size[1] | half & (size[0] | byte)))
-        put_mask = Signal(128)
-        m.d.comb += put_mask.eq(Cat((port.valid & put_bytes[i]).replicate(8) for i in range(16)))
+            put_bytes.append(same & (size[1] | (half & (size[0] | byte))))
+        m.d.comb += [
+            common["put_mask"].eq(Cat(put.replicate(8) for put in put_bytes)),
+            common["put_size_log2"].eq(size),
+        ]
 
         commits = Signal(BANKS)
         m.d.comb += commits.eq(
             Cat(port.valid & port.commit & (port.word[0] == b) for b in range(BANKS))
         )
         commit = Signal(BANKS)
-        commit_row = Signal(groups[0].row_bits, reset_less=True)
+        commit_row = Signal(self._groups[0].row_bits, reset_less=True)
         m.d.sync += [commit.eq(commits), commit_row.eq(port.word[1:])]
 
-        for group in groups:
-            m.d.comb += group.commit_row.eq(commit_row)
-            for b in range(BANKS):
-                m.d.comb += group.commit[b].eq(commit[b])
-        for p, part in enumerate(self.slices):
-            group, j = groups[p // self.config.group], p % self.config.group
-            m.d.comb += [
-                part.put.eq(port.valid & port.mask[p]),
-                part.put_size_log2.eq(size),
-                part.put_mask.eq(put_mask),
-                part.put_data.eq(port.data[p]),
-                part.dma_strobe.eq(group.dma_strobe[j]),
-                part.dma_data.eq(group.dma_data[j]),
-                group.dma[j].eq(part.dma),
-            ]
-            for b in range(BANKS):
-                m.d.comb += [
-                    part.commit[b].eq(commit[b]),
-                    part.write_row[b].eq(group.write_row[b]),
-                    part.dma_write[b].eq(group.dma_write[b]),
-                ]
+        put = Signal(self.config.partitions)
+        m.d.comb += put.eq(Mux(port.valid, port.mask, 0))
+        for g, group in enumerate(self._groups):
+            count = self.config.group
+            m.d.comb += [group.commit_row.eq(commit_row), group.put.eq(put.word_select(g, count))]
+            m.d.comb += [group.commit[b].eq(commit[b]) for b in range(BANKS)]
+            m.d.comb += [group.put_data[j].eq(port.data[g * count + j]) for j in range(count)]
         return commits
 
-    def _dma(self, m, groups, taken, committed, read_yield):
+    def _dma(self, m, taken, committed, read_yield):
         """Offer the beats to their groups, return the data, watch over those that wait."""
-        config = self.config
+        groups, engines = self._groups, self.config.dma_engines
+        group_log2 = ceil_log2(self.config.group)
         starving = {}
         for kind, beats, used in (
             ("write", self.dma_write, committed),
             ("read", self.dma_read, taken),
         ):
-            wanted = [[] for _ in groups]  # per group: engines with a beat for it
-            free = []
-            starves = [[] for _ in range(BANKS)]
+            # Per engine: whether the bank is free, and whether it was not for too long.
+            free = Signal(engines, name=f"{kind}_free")
+            starved = Signal(engines, name=f"{kind}_starved")
+            banks = Cat(beat.p.offset[4] for beat in beats)
+            m.d.comb += free.eq(
+                ~((banks & used[1].replicate(engines)) | (~banks & used[0].replicate(engines)))
+            )
             for e, beat in enumerate(beats):
-                bank = beat.p.offset[4]
-                number = beat.p.partition[ceil_log2(config.group) :]
-                for g, wants in enumerate(wanted):
-                    want = Signal(name=f"{kind}{e}_wants{g}")
-                    m.d.comb += want.eq(beat.valid & (number == g))
-                    wants.append(want)
-                can = Signal(name=f"{kind}{e}_free")
-                m.d.comb += can.eq(~Mux(bank, used[1], used[0]))
-                free.append(can)
-
                 waited = Signal(range(DMA_PATIENCE_CYCLES + 1), name=f"{kind}{e}_waited")
-                starved = waited == DMA_PATIENCE_CYCLES
+                m.d.comb += starved[e].eq(waited == DMA_PATIENCE_CYCLES)
                 with m.If(~beat.valid | beat.ready):
                     m.d.sync += waited.eq(0)
-                with m.Elif(~can & ~starved):
+                with m.Elif(~free[e] & ~starved[e]):
                     m.d.sync += waited.eq(waited + 1)
-                for b in range(BANKS):
-                    starves[b].append(starved & beat.valid & ~beat.ready & (bank == b))
-            starving[kind] = [_any(terms) for terms in starves]
 
+            # Per group the engines take turns; those whose bank is taken are passed over, those
+            # that starve come first.
             delayed = []
-            ready = [[] for _ in beats]
+            grants = []
             for g, group in enumerate(groups):
-                requests = getattr(group, f"{kind}_requests")
-                grant = getattr(group, f"{kind}_grant")
-                inputs = getattr(group, f"{kind}_beats")
-                m.d.comb += requests.eq(Cat(wanted[g]) & Cat(free))
-                for e, beat in enumerate(beats):
-                    m.d.comb += inputs[e].eq(beat.p)
-                    ready[e].append(grant[e])
-                delayed.append((Cat(wanted[g]) & ~grant).any())
-            for e, beat in enumerate(beats):
-                m.d.comb += beat.ready.eq(_any(ready[e]))
+                wanted = Signal(engines, name=f"{kind}_wanted{g}")
+                m.d.comb += wanted.eq(
+                    Cat(beat.valid & (beat.p.partition[group_log2:] == g) for beat in beats)
+                )
+                able = Signal(engines, name=f"{kind}_able{g}")
+                urgent = Signal(engines, name=f"{kind}_urgent{g}")
+                m.submodules[f"{kind}_turn{g}"] = turn = RoundRobin(count=engines)
+                m.d.comb += [
+                    able.eq(wanted & free),
+                    urgent.eq(able & starved),
+                    turn.requests.eq(Mux(urgent.any(), urgent, able)),
+                    turn.take.eq(1),
+                    getattr(group, f"{kind}_engine").eq(turn.grant),
+                ]
+                with m.Switch(turn.grant):
+                    for e, beat in enumerate(beats):
+                        with m.Case(1 << e):
+                            m.d.comb += getattr(group, f"{kind}_beat").eq(beat.p)
+                grants.append(turn.grant)
+                delayed.append((wanted & ~turn.grant).any())
+            served = Signal(engines, name=f"{kind}_served")
+            m.d.comb += served.eq(_any(grants))
+            m.d.comb += [beat.ready.eq(served[e]) for e, beat in enumerate(beats)]
             m.d.sync += self.events[f"conflict_dma_{kind}"].eq(sum(delayed))
+            hungry = starved & ~served
+            starving[kind] = Cat((hungry & ~banks).any(), (hungry & banks).any())
 
         m.d.sync += [
-            read_yield.eq(Cat(starving["read"])),
-            self.starving.eq(Cat(r | w for r, w in zip(*starving.values(), strict=True))),
+            read_yield.eq(starving["read"]),
+            self.starving.eq(starving["read"] | starving["write"]),
         ]
 
         for e, answer in enumerate(self.dma_read_data):
-            chosen = [group.read_done[e] for group in groups]
-            m.d.sync += [
-                answer.valid.eq(_any(chosen)),
-                answer.data.eq(_select(chosen, [group.read_data for group in groups])),
-            ]
+            m.d.comb += answer.valid.eq(_any(group.read_done[e] for group in groups))
+            with m.Switch(Cat(group.read_done[e] for group in groups)):
+                for g, group in enumerate(groups):
+                    with m.Case(1 << g):
+                        m.d.comb += answer.data.eq(group.read_data)
