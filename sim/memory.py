@@ -4,11 +4,9 @@ It is not part of the core. It answers AXI bursts from one array of 64-bit words
 a bandwidth that all ports share.
 """
 
-from math import gcd
-
-from amaranth.hdl import Cat, Module, Mux, Signal, unsigned
+from amaranth.hdl import Cat, ClockSignal, Const, Instance, Module, Mux, Signal, unsigned
 from amaranth.lib import data, wiring
-from amaranth.lib.memory import Memory, MemoryData
+from amaranth.lib.memory import Memory, MemoryData, ReadPort, WritePort
 from amaranth.lib.wiring import In, Out, connect, flipped
 from amaranth.utils import ceil_log2
 
@@ -17,7 +15,12 @@ from ..rtl.lib.axi import AXI4, AXI4Read, Resp
 from ..rtl.lib.replicate import Replicated
 from ..rtl.lib.stream import Queue
 
-__all__ = ["BURSTS", "MIN_LATENCY", "Hbm", "HbmReader", "HbmWriter"]
+__all__ = [
+    "ARRAY", "ARRAY_WORDS", "BURSTS", "MIN_LATENCY", "Hbm", "HbmReader", "HbmSettings", "HbmWriter",
+]  # fmt: skip
+
+ARRAY = "hbm_array"
+"""Module of the array of a settable :class:`Hbm`, which whoever simulates it provides."""
 
 BURSTS = 32
 """Bursts that a port takes before it begins to serve them; writes that may await their response."""
@@ -25,20 +28,52 @@ BURSTS = 32
 MIN_LATENCY = 5
 """The pipeline itself, in cycles."""
 
+ARRAY_WORDS = 1 << 32
+"""Largest array that a settable memory addresses."""
+
+_BEATS_BITS = 6
+"""Of a charge, in beats; a short access is charged 32 at most."""
+
 _WORD_BITS = 8 * AXI_DATA_BYTES
 _WORD_LOG2 = AXI_DATA_BYTES.bit_length() - 1
 _INCR = 1
 
 
+class HbmSettings(data.Struct):
+    """What can be set without another elaboration; constant while anything is under way."""
+
+    words: AXI_ADDR_BITS - _WORD_LOG2 + 1
+    bytes_per_cycle: 16
+    latency: 16
+    min_beats: _BEATS_BITS
+
+    @staticmethod
+    def of(config, hbm):
+        """The settings for an :class:`~makalu.rtl.arch.config.HbmConfig`, by name.
+
+        Raises
+        ------
+        :exc:`ValueError`
+            If it cannot be simulated.
+        """
+        if hbm.latency_cycles < MIN_LATENCY:
+            raise ValueError(
+                f"HbmConfig: latency_cycles must be at least {MIN_LATENCY}, "
+                f"not {hbm.latency_cycles}"
+            )
+        bandwidth = config.rows if hbm.bytes_per_cycle is None else hbm.bytes_per_cycle
+        if bandwidth > 65535:
+            raise ValueError(f"HbmConfig: bytes_per_cycle must be at most 65535, not {bandwidth}")
+        return {
+            "words": hbm.size_bytes // AXI_DATA_BYTES,
+            "bytes_per_cycle": bandwidth,
+            "latency": hbm.latency_cycles,
+            "min_beats": max(1, hbm.min_access_bytes // AXI_DATA_BYTES),
+        }
+
+
 def _burst_layout(address_bits):
     return data.StructLayout({"address": address_bits, "last": 8, "id": 1, "resp": 2})
-
-
-def _first_cost(last, min_beats):
-    """Beats that the first beat of a burst is charged, given the number of those that follow."""
-    if min_beats == 1:
-        return 1
-    return Mux(last < min_beats - 1, (min_beats - last)[: ceil_log2(min_beats + 1)], 1)
 
 
 class _Bursts(wiring.Component):
@@ -52,13 +87,13 @@ class _Bursts(wiring.Component):
     active, address, cost, last, id, resp : the burst being served, registered
     """
 
-    def __init__(self, *, words, min_beats, timed):
-        self.words = words
-        self.min_beats = min_beats
+    def __init__(self, *, word_bits, timed):
+        self.word_bits = word_bits
         self.timed = timed
-        self.address_bits = max(1, ceil_log2(words))
         super().__init__(
             {
+                "words": In(AXI_ADDR_BITS - _WORD_LOG2 + 1),
+                "min_beats": In(_BEATS_BITS),
                 "address": In(AXI_ADDR_BITS),
                 "len": In(8),
                 "size": In(3),
@@ -70,9 +105,9 @@ class _Bursts(wiring.Component):
                 "due": In(1),
                 "step": In(1),
                 "active": Out(1),
-                "word": Out(self.address_bits),
+                "word": Out(word_bits),
                 "left": Out(8),
-                "cost": Out(range(min_beats + 1)),
+                "cost": Out(_BEATS_BITS),
                 "burst_id": Out(1),
                 "resp": Out(2),
             }
@@ -80,7 +115,7 @@ class _Bursts(wiring.Component):
 
     def elaborate(self, platform):
         m = Module()
-        layout = _burst_layout(self.address_bits)
+        layout = _burst_layout(self.word_bits)
         m.submodules.queue = queue = Queue(shape=layout, depth=BURSTS + 1)
 
         # A burst that does not lie in the memory, or is of a kind not served, is answered with an
@@ -124,7 +159,13 @@ class _Bursts(wiring.Component):
             m.d.sync += [
                 self.word.eq(queue.o.p.address),
                 self.left.eq(queue.o.p.last),
-                self.cost.eq(_first_cost(queue.o.p.last, self.min_beats)),
+                self.cost.eq(
+                    Mux(
+                        self.min_beats > queue.o.p.last + 1,
+                        self.min_beats - queue.o.p.last,
+                        1,
+                    )
+                ),
                 self.burst_id.eq(queue.o.p.id),
                 self.resp.eq(queue.o.p.resp),
             ]
@@ -138,13 +179,13 @@ class HbmReader(wiring.Component):
 
     Parameters
     ----------
-    words : :class:`int`, 8-byte words
-        Size of the memory.
-    min_beats : :class:`int`, beats
-        What a shorter burst is charged as.
+    word_bits : :class:`int`, bits
+        Width of the address of a word in the array.
 
     Members
     -------
+    words, min_beats : :py:`In`
+        Size of the memory; what a shorter burst is charged as.
     axi : :py:`In(AXI4Read)`
     due : :py:`In(1)`
         One more burst, in the order of acceptance, is old enough to be served.
@@ -157,15 +198,17 @@ class HbmReader(wiring.Component):
         The word read last.
     """
 
-    def __init__(self, *, words, min_beats):
-        self.bursts = _Bursts(words=words, min_beats=min_beats, timed=True)
+    def __init__(self, *, word_bits):
+        self.word_bits = word_bits
         super().__init__(
             {
+                "words": In(AXI_ADDR_BITS - _WORD_LOG2 + 1),
+                "min_beats": In(_BEATS_BITS),
                 "axi": In(AXI4Read(addr_bits=AXI_ADDR_BITS)),
                 "due": In(1),
                 "want": Out(1),
-                "cost": Out(range(min_beats + 1)),
-                "word": Out(self.bursts.address_bits),
+                "cost": Out(_BEATS_BITS),
+                "word": Out(word_bits),
                 "grant": In(1),
                 "data": In(_WORD_BITS),
             }
@@ -173,7 +216,8 @@ class HbmReader(wiring.Component):
 
     def elaborate(self, platform):
         m = Module()
-        m.submodules.bursts = bursts = self.bursts
+        m.submodules.bursts = bursts = _Bursts(word_bits=self.word_bits, timed=True)
+        m.d.comb += [bursts.words.eq(self.words), bursts.min_beats.eq(self.min_beats)]
         axi = self.axi
         m.d.comb += [
             bursts.address.eq(axi.araddr),
@@ -217,11 +261,13 @@ class HbmWriter(wiring.Component):
 
     Parameters
     ----------
-    words, min_beats
+    word_bits : :class:`int`, bits
         As for :class:`HbmReader`.
 
     Members
     -------
+    words, min_beats : :py:`In`
+        As for :class:`HbmReader`.
     awid ... bready : the write channels of AXI, without ``wdata``, ``wstrb`` and ``wready``
     due : :py:`In(1)`
         The response to one more burst is due, one cycle before it is presented.
@@ -233,11 +279,13 @@ class HbmWriter(wiring.Component):
         A beat is being taken.
     """
 
-    def __init__(self, *, words, min_beats):
-        self.bursts = _Bursts(words=words, min_beats=min_beats, timed=False)
+    def __init__(self, *, word_bits):
+        self.word_bits = word_bits
         axi = AXI4(addr_bits=AXI_ADDR_BITS).flip().members
         super().__init__(
             {
+                "words": In(AXI_ADDR_BITS - _WORD_LOG2 + 1),
+                "min_beats": In(_BEATS_BITS),
                 **{
                     name: member
                     for name, member in axi.items()
@@ -245,8 +293,8 @@ class HbmWriter(wiring.Component):
                 },
                 "due": In(1),
                 "want": Out(1),
-                "cost": Out(range(min_beats + 1)),
-                "word": Out(self.bursts.address_bits),
+                "cost": Out(_BEATS_BITS),
+                "word": Out(word_bits),
                 "resp": Out(2),
                 "left": Out(8),
                 "grant": In(1),
@@ -255,7 +303,8 @@ class HbmWriter(wiring.Component):
 
     def elaborate(self, platform):
         m = Module()
-        m.submodules.bursts = bursts = self.bursts
+        m.submodules.bursts = bursts = _Bursts(word_bits=self.word_bits, timed=False)
+        m.d.comb += [bursts.words.eq(self.words), bursts.min_beats.eq(self.min_beats)]
         layout = data.StructLayout({"id": 1, "resp": 2})
         m.submodules.answers = answers = Queue(shape=layout, depth=BURSTS + 1)
 
@@ -326,9 +375,17 @@ class Hbm(wiring.Component):
     config : :class:`~makalu.rtl.arch.config.CoreConfig`
         Gives the number of DMA ports and the default bandwidth.
     hbm : :class:`~makalu.rtl.arch.config.HbmConfig`
+    settable : :class:`bool`
+        Leave the array out, for whoever simulates the design to provide as module
+        :data:`ARRAY`, so that one compiled model serves every ``hbm``. Its ports are ``clk``,
+        ``r0_en``, ``r0_addr``, ``r0_data``, ... and ``w0_en`` (a bit per byte), ``w0_addr``,
+        ``w0_data``, ...: what a read finds and a write leaves is as in an Amaranth memory without
+        transparency.
 
     Members
     -------
+    settings : :py:`In(HbmSettings)`
+        As ``hbm`` says if not connected.
     dma : :py:`In(AXI4(addr_bits=40)).array(config.dma_engines)`
     fetch : :py:`In(AXI4Read(addr_bits=40))`
         Served before the others.
@@ -336,7 +393,7 @@ class Hbm(wiring.Component):
     Attributes
     ----------
     data : :class:`amaranth.hdl.MemoryData`
-        The contents: 64-bit words, little-endian.
+        The contents: 64-bit words, little-endian. None if settable.
 
     Timing
     ------
@@ -354,20 +411,22 @@ class Hbm(wiring.Component):
     granted as long as the credit is positive, so that a charge may leave a debt.
     """
 
-    def __init__(self, *, config, hbm=None):
+    def __init__(self, *, config, hbm=None, settable=False):
         hbm = HbmConfig() if hbm is None else hbm
-        if hbm.latency_cycles < MIN_LATENCY:
-            raise ValueError(
-                f"HbmConfig: latency_cycles must be at least {MIN_LATENCY}, "
-                f"not {hbm.latency_cycles}"
-            )
+        settings = HbmSettings.of(config, hbm)
         self.config = config
         self.hbm = hbm
-        self.words = hbm.size_bytes // AXI_DATA_BYTES
-        self.bytes_per_cycle = hbm.bytes_per_cycle or config.rows
-        self.data = MemoryData(shape=unsigned(_WORD_BITS), depth=self.words, init=[])
+        self.settable = settable
+        self.words = settings["words"]
+        self.data = None
+        if settable:
+            self.word_bits = ceil_log2(ARRAY_WORDS)
+        else:
+            self.word_bits = ceil_log2(self.words)
+            self.data = MemoryData(shape=unsigned(_WORD_BITS), depth=self.words, init=[])
         super().__init__(
             {
+                "settings": In(HbmSettings, init=settings),
                 "dma": In(AXI4(addr_bits=AXI_ADDR_BITS)).array(config.dma_engines),
                 "fetch": In(AXI4Read(addr_bits=AXI_ADDR_BITS)),
             }
@@ -375,17 +434,18 @@ class Hbm(wiring.Component):
 
     def elaborate(self, platform):
         m = Module()
-        m.submodules.array = array = Memory(data=self.data)
         engines = self.config.dma_engines
-        parameters = dict(
-            words=self.words, min_beats=max(1, self.hbm.min_access_bytes // AXI_DATA_BYTES)
-        )
-        readers = [HbmReader(**parameters) for _ in range(engines + 1)]
-        writers = [HbmWriter(**parameters) for _ in range(engines)]
+        readers = [HbmReader(word_bits=self.word_bits) for _ in range(engines + 1)]
+        writers = [HbmWriter(word_bits=self.word_bits) for _ in range(engines)]
         for i, reader in enumerate(readers):
             m.submodules[f"reader{i}"] = Replicated(reader, "hbm_reader")
         for i, writer in enumerate(writers):
             m.submodules[f"writer{i}"] = Replicated(writer, "hbm_writer")
+        for side in (*readers, *writers):
+            m.d.comb += [
+                side.words.eq(self.settings.words),
+                side.min_beats.eq(self.settings.min_beats),
+            ]
 
         # Connections of the ports; the fetch is the last reader.
         connect(m, flipped(self.fetch), readers[engines].axi)
@@ -409,21 +469,19 @@ class Hbm(wiring.Component):
 
         grants = self._share(m, readers, writers, reads, writes)
 
-        # The array.
-        for read, reader, grant in zip(reads, readers, grants, strict=True):
-            port = array.read_port()
+        array = self._array(m, len(readers), len(writers))
+        for read, reader, grant, port in zip(reads, readers, grants, array[0], strict=True):
             m.d.comb += [
                 reader.grant.eq(grant & read),
                 port.en.eq(reader.grant),
                 port.addr.eq(reader.word),
                 reader.data.eq(port.data),
             ]
-        for write, axi, writer, grant in zip(writes, self.dma, writers, grants, strict=False):
-            port = array.write_port(granularity=8)
+        for i, (axi, writer, port) in enumerate(zip(self.dma, writers, array[1], strict=True)):
             kept = writer.grant & (writer.resp == Resp.OKAY)
             m.d.comb += [
-                writer.grant.eq(grant & write),
-                axi.wready.eq(grant & writer.want),
+                writer.grant.eq(grants[i] & writes[i]),
+                axi.wready.eq(grants[i] & writer.want),
                 port.en.eq(axi.wstrb & kept.replicate(AXI_DATA_BYTES)),
                 port.addr.eq(writer.word),
                 port.data.eq(axi.wdata),
@@ -432,23 +490,40 @@ class Hbm(wiring.Component):
         self._age(m, readers, writers)
         return m
 
-    def _share(self, m, readers, writers, reads, writes):
-        """Share the bandwidth; return one grant per reader, its port's writes included.
+    def _array(self, m, readers, writers):
+        """The array: its read ports and its write ports."""
+        if not self.settable:
+            m.submodules.array = array = Memory(data=self.data)
+            return (
+                [array.read_port() for _ in range(readers)],
+                [array.write_port(granularity=8) for _ in range(writers)],
+            )
+        read = ReadPort.Signature(addr_width=self.word_bits, shape=unsigned(_WORD_BITS))
+        write = WritePort.Signature(
+            addr_width=self.word_bits, shape=unsigned(_WORD_BITS), granularity=8
+        )
+        reads = [read.create(path=(f"r{i}",)) for i in range(readers)]
+        writes = [write.create(path=(f"w{i}",)) for i in range(writers)]
+        ports = {"i_clk": ClockSignal()}
+        for i, port in enumerate(reads):
+            ports |= {f"i_r{i}_en": port.en, f"i_r{i}_addr": port.addr, f"o_r{i}_data": port.data}
+        for i, port in enumerate(writes):
+            ports |= {f"i_w{i}_en": port.en, f"i_w{i}_addr": port.addr, f"i_w{i}_data": port.data}
+        m.submodules.array = Instance(ARRAY, **ports)
+        return reads, writes
 
-        Credit and charges are counted in ``gcd(8, bytes_per_cycle)`` bytes.
-        """
-        unit = gcd(AXI_DATA_BYTES, self.bytes_per_cycle)
-        income, beat = self.bytes_per_cycle // unit, AXI_DATA_BYTES // unit
-        most = 2 * beat * max(1, self.hbm.min_access_bytes // AXI_DATA_BYTES)
-        width = (2 * income + most + beat).bit_length() + 1
-        credit = Signal(width)  # two's complement
+    def _share(self, m, readers, writers, reads, writes):
+        """Share the bandwidth; return one grant per reader, its port's writes included."""
+        income = self.settings.bytes_per_cycle
+        width = len(income) + 3
+        credit = Signal(width)  # bytes, two's complement
         available = Signal(width)
         m.d.comb += available.eq(credit)
 
         def charge(i):
             read = Mux(reads[i], readers[i].cost, 0)
             beats = read + Mux(writes[i], writers[i].cost, 0) if i < len(writes) else read
-            return (beats << (beat.bit_length() - 1))[:width]
+            return Cat(Const(0, _WORD_LOG2), beats)
 
         def spend(name, requested, left, i):
             grant, after = Signal(name=f"grant_{name}"), Signal(width, name=f"left_{name}")
@@ -480,9 +555,8 @@ class Hbm(wiring.Component):
             grant, left = spend(f"late{i}", requests[i] & ~after_turn[i], left, i)
             late.append(grant)
 
-        ceiling = 2 * income
-        sum_ = Signal(width)
-        m.d.comb += sum_.eq(left + income)
+        ceiling, sum_ = Signal(width), Signal(width)
+        m.d.comb += [ceiling.eq(income << 1), sum_.eq(left + income)]
         with m.If(~sum_[-1] & (sum_ > ceiling)):
             m.d.sync += credit.eq(ceiling)
         with m.Else():
@@ -502,15 +576,15 @@ class Hbm(wiring.Component):
 
     def _age(self, m, readers, writers):
         """Tell each port when its bursts have become old enough."""
-        latency = self.hbm.latency_cycles
         accepted = Cat(reader.axi.arvalid & reader.axi.arready for reader in readers)
         finished = Cat(writer.grant & (writer.left == 0) for writer in writers)
         marks = Cat(accepted, finished)
 
         # Written in cycle t, read in t + latency - 4, seen one cycle later. The array starts with
         # what it held before a reset, so nothing is believed until it has been written again.
-        distance = latency - 4
-        depth = 1 << distance.bit_length()
+        depth = 1 << (16 if self.settable else self.hbm.latency_cycles.bit_length())
+        distance = Signal(range(depth))
+        m.d.comb += distance.eq(self.settings.latency - 4)
         now = Signal(range(depth))
         primed = Signal()
         m.submodules.age = line = Memory(shape=len(marks), depth=depth, init=[])

@@ -26,8 +26,8 @@ import platformdirs
 
 __all__ = [
     "BuildError", "ToolMissing", "Verilator", "build_verilated", "cache_dir", "cached", "find_cc",
-    "find_cxx", "find_verilator", "hash_of", "run_all", "runtime_objects", "target_flags",
-    "tool_version", "verilate_into",
+    "find_cxx", "find_verilator", "hash_of", "processor", "run_all", "runtime_objects",
+    "target_flags", "tool_version", "verilate_into",
 ]  # fmt: skip
 
 _KEEP = 24
@@ -111,8 +111,8 @@ def tool_version(command):
 
 
 @functools.cache
-def _processor():
-    """What ``-march=native`` depends on."""
+def processor():
+    """Return a hash of what ``-march=native`` depends on."""
     text = platform.machine()
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text(errors="replace").splitlines():
@@ -396,7 +396,7 @@ def runtime_objects(names, cxx, verilator, opt, jobs, *, without=()):
     flags to leave away.
     """
     flags = [flag for flag in _cxx_flags(cxx, verilator, opt) if flag not in without]
-    key = hash_of(cxx, tool_version(cxx), verilator.version, flags, names, _processor())
+    key = hash_of(cxx, tool_version(cxx), verilator.version, flags, names, processor())
 
     def build(work):
         run_all(
@@ -518,7 +518,7 @@ def build_verilated(
     key = hash_of(
         name, verilog, top, glue, config, tuple(defines), tuple(verilator_args), opt,
         _VERILATOR_FLAGS, cxx, tool_version(cxx), target_flags(cxx), verilator.version,
-        _processor(),
+        processor(),
     )  # fmt: skip
 
     def build(work):

