@@ -123,7 +123,7 @@ class CastIn(wiring.Component):
         m.d.comb += [
             top.eq(Mux(mag[-1], s1_exp - zeros - 1, 0)),
             rounded.eq(mag + mag[8] + 0x7F),
-            packed.eq((top << 23) + rounded[8:]),
+            packed.eq(Cat(C(0, 23), top) + rounded[8:]),
         ]
         m.d.sync += self.value.eq(
             Cat(Mux(s1_nan, CANONICAL_NAN, Mux(s1_ready, s1_word, packed))[:31], s1_sign)
@@ -200,7 +200,7 @@ class CastOut(wiring.Component):
                     target = Signal(signed(10), name=f"exp_{fmt.name}")
                     m.d.comb += [
                         target.eq(exp - (FP32.bias - fmt.bias)),
-                        base.eq(Mux(target > 0, target - 1, 0) << fmt.man),
+                        base.eq(Cat(C(0, fmt.man), Mux(target > 0, target - 1, 0))),
                         shift.eq(31 - fmt.man + Mux(target > 0, 0, 1 - target)),
                     ]
             with m.Case(*(fmt.code for fmt in _INTEGERS)):
@@ -221,9 +221,9 @@ class CastOut(wiring.Component):
         units = Signal(33)
         count = Signal(33)
         m.d.comb += [
-            wide.eq(s1_sig << 2),
+            wide.eq(Cat(C(0, 2), s1_sig)),
             kept.eq(wide >> s1_shift),
-            lost.eq(wide & ~(C((1 << 34) - 1, 34) << s1_shift)),
+            lost.eq(wide & (C((1 << 33) - 1, 33) >> (33 - s1_shift)[:6])),
             units.eq(kept[2:] + (kept[1] & (kept[2] | kept[0] | (lost != 0)))),
             count.eq(units + s1_base),
         ]
@@ -251,7 +251,7 @@ class CastOut(wiring.Component):
                         most.eq(last),
                         # The next code is infinity, or the NaN of a format without one.
                         beyond.eq(Mux(s1_saturate, last, last + 1)),
-                        positive.eq(Mux(s1_nan, quiet, mag) << free),
+                        positive.eq(Cat(C(0, free), Mux(s1_nan, quiet, mag))),
                         negative.eq(positive | 1 << fmt.bits - 1),
                     ]
             for fmt in _INTEGERS:

@@ -137,7 +137,7 @@ class _Binary32:
             top.eq(field == 255),
             empty.eq(bits[:23] == 0),
             self.sig.eq(Cat(bits[:23], ~zero)),
-            self.exp.eq((field | zero) + (top << 7)),  # 255 + 128 = 383
+            self.exp.eq((field | zero) + Cat(C(0, 7), top)),  # 255 + 128 = 383
             self.inf.eq(top & empty),
             self.nan.eq(top & ~empty),
         ]
@@ -271,7 +271,7 @@ def round_sum(m, s, *, name="result"):
     result = Signal(32, name=name)
     m.d.comb += [
         rounded.eq(mag + mag[drop] + ((1 << (drop - 1)) - 1)),
-        packed.eq((exp << 23) + rounded[drop:]),
+        packed.eq(Cat(C(0, 23), exp) + rounded[drop:]),
         finite.eq(Mux(packed >= 0x7F800000, 0x7F800000, packed)),
         result.eq(Mux(s.nan, CANONICAL_NAN, Cat(finite, s.sign))),
     ]

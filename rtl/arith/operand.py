@@ -169,7 +169,7 @@ class OperandConverter(wiring.Component):
                         known.eq(1),
                         sign.eq(self.raw[fmt.bits - 1]),
                         field.eq(stored_exp),
-                        frac.eq(stored_man << (23 - man)),
+                        frac.eq(Cat(C(0, 23 - man), stored_man)),
                         rebias.eq(-fmt.bias),
                     ]
                     if fmt.finite:
