@@ -26,7 +26,9 @@ __all__ = ["Program", "ProgramError", "TensorInfo"]
 
 MAGIC = b"MAKALU\r\n"
 VERSION = 1
-HEADER = struct.Struct("<8sIIIII")  # magic, version, fingerprint, sections, bytes in all, CRC of rest
+HEADER = struct.Struct(
+    "<8sIIIII"
+)  # magic, version, fingerprint, sections, bytes in all, CRC of rest
 _CRC_BYTE = HEADER.size - 4
 ENTRY = struct.Struct("<8sQQI4x")  # name, offset, length, CRC-32
 
@@ -116,7 +118,8 @@ class Program:
             if info.name == name:
                 return info
         raise ProgramError(
-            f"{self.kernel} has no tensor {name!r}; it has {', '.join(t.name for t in self.tensors)}"
+            f"{self.kernel} has no tensor {name!r}; "
+            f"it has {', '.join(info.name for info in self.tensors)}"
         )
 
     @property
@@ -209,9 +212,7 @@ class Program:
                 mine = self.relocations["side"] == side
                 view = np.ascontiguousarray(image[at[mine], byte : byte + 8]).view("<u8")[:, 0]
                 value = view + added[mine]
-                image[at[mine], byte : byte + 8] = (
-                    value.astype("<u8").view(np.uint8).reshape(-1, 8)
-                )
+                image[at[mine], byte : byte + 8] = value.astype("<u8").view(np.uint8).reshape(-1, 8)
         return image.tobytes(), entry
 
     # Text -----------------------------------------------------------------------------------------
@@ -274,7 +275,7 @@ class Program:
             offset += len(blob)
         table = b"".join(entries)
         head = HEADER.pack(MAGIC, VERSION, self.fingerprint, len(sections), offset, 0)
-        crc = zlib.crc32(head[: _CRC_BYTE] + table)
+        crc = zlib.crc32(head[:_CRC_BYTE] + table)
         return b"".join([head[:_CRC_BYTE], struct.pack("<I", crc), table, *blobs])
 
     def save(self, path):
@@ -360,8 +361,8 @@ class Program:
             sections[name] = blob
         if config is not None and config.fingerprint != fingerprint:
             raise ProgramError(
-                f"header: expected fingerprint {config.fingerprint:#010x} ({config.name}) at offset "
-                f"12, got {fingerprint:#010x}: the program was built for another machine"
+                f"header: expected fingerprint {config.fingerprint:#010x} ({config.name}) at "
+                f"offset 12, got {fingerprint:#010x}: the program was built for another machine"
             )
         return cls._from_sections(sections, fingerprint)
 

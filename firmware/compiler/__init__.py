@@ -67,9 +67,7 @@ def compile_trace(trace):
         words[engine], found = _encode_queue(
             engine, queue, table, updating, slots, plans, first_descriptor
         )
-        lines[engine] = np.array(
-            [instrs[position].location for _, position, _ in queue], np.uint32
-        )
+        lines[engine] = np.array([instrs[position].location for _, position, _ in queue], np.uint32)
         tables += found
 
     return _program.Program(

@@ -19,9 +19,7 @@ def _aligned(size):
 
 def _peak(storages):
     """Largest number of these that are live at once."""
-    edges = sorted(
-        [(s.span[0], 1) for s in storages] + [(s.span[1] + 1, -1) for s in storages]
-    )
+    edges = sorted([(s.span[0], 1) for s in storages] + [(s.span[1] + 1, -1) for s in storages])
     live = most = 0
     for _, change in edges:
         live += change
@@ -215,7 +213,8 @@ def allocate_psum(trace):
             raise KernelError(
                 f"PSUM of {config.name} has {config.psum_banks} banks of {bank_bytes} bytes per "
                 f"partition; no room for {storage} ({storage.partition_bytes} bytes) beside\n"
-                f"{lines}\nCopy results to SBUF before more are accumulated.\n  at {trace.where(when)}"
+                f"{lines}\nCopy results to SBUF before more are accumulated.\n"
+                f"  at {trace.where(when)}"
             )
         storage.address = bank * bank_bytes + offset
         users[bank].append(storage)

@@ -1,4 +1,4 @@
-"""Instruction words and descriptors as numpy arrays, many at a time, from the contract's layouts."""
+"""Instruction words and descriptors as numpy arrays, many at a time, by the contract's layouts."""
 
 import numpy as np
 
@@ -16,7 +16,7 @@ __all__ = ["encode_accesses", "encode_descriptors", "encode_instructions", "put"
 
 
 def put(words, rows, bit, width, values):
-    """Write ``values`` into a bit field of ``words[rows]`` (bytes, little-endian), which is zero."""
+    """Write ``values`` into a zero bit field of ``words[rows]`` (bytes, little-endian)."""
     values = np.asarray(values)
     if values.dtype.kind != "u":
         values = values.astype(np.int64).astype(np.uint64)
@@ -74,7 +74,7 @@ def encode_instructions(words, rows, cls, engine, table, operands, scalars):
 
 
 def encode_header(words, rows, part, semaphores, modes, values):
-    """Encode waits (``part`` ``"wait0"``, ``"wait1"``) or updates (``"update"``) of ``words[rows]``."""
+    """Encode waits (``part`` is ``"wait0"`` or ``"wait1"``) or updates (``"update"``)."""
     rows = np.asarray(rows, np.int64)
     put(words, rows, *_HEADER[f"{part}_semaphore"], semaphores)
     put(words, rows, *_HEADER[f"{part}_mode"], modes)

@@ -63,8 +63,8 @@ class Instr:
     """One instruction before encoding."""
 
     __slots__ = (
-        "dst", "engine", "engines_used", "flag", "half", "kind", "location", "reads", "src", "stream",
-        "waits", "writes",
+        "dst", "engine", "engines_used", "flag", "half", "kind", "location", "reads", "src",
+        "stream", "waits", "writes",
     )  # fmt: skip
 
     def __init__(self, kind, engine, stream, location, dst, src, half=0, flag=0):
@@ -121,9 +121,7 @@ def lower_trace(trace):
                 last_stationary = s
             out.append(Instr(MATMULMOVING, Engine.PE, MM, location, d, m, 0, accumulate))
         elif kind == COPY:
-            out.append(
-                Instr(TENSORCOPY, Engine.DVE, DVE, location, op.dst, op.src, 0, op.value)
-            )
+            out.append(Instr(TENSORCOPY, Engine.DVE, DVE, location, op.dst, op.src, 0, op.value))
             writes[op.dst.storage.index] = writes.get(op.dst.storage.index, 0) + 1
         elif kind == MEMSET:
             out.append(Instr(MEMSET_, Engine.DVE, DVE, location, op.dst, None, 0, op.value))
@@ -290,9 +288,9 @@ def insert_waits(trace, instrs, sizes, semaphores):
                 elif dma:
                     readers.append((first, last, i))
                 else:
-                    cell.readers[stream] = [
-                        r for r in readers if r[0] < first or last < r[1]
-                    ] + [(first, last, i)]
+                    cell.readers[stream] = [r for r in readers if r[0] < first or last < r[1]] + [
+                        (first, last, i)
+                    ]
             if not written and not isinstance(region.memory, int):
                 raise _uninitialised(trace, ins)
         for region in ins.writes:
@@ -372,9 +370,7 @@ def insert_waits(trace, instrs, sizes, semaphores):
         counts[at][v] = len(counts[at]) + 1
     for ins in instrs:
         if ins.waits:
-            ins.waits = tuple(
-                (at, counts[at][v] if at < FIRST_SLOT else v) for at, v in ins.waits
-            )
+            ins.waits = tuple((at, counts[at][v] if at < FIRST_SLOT else v) for at, v in ins.waits)
     return {reached[need] for need in waited}, [
         (coordinate[i] if ins.stream >= LOAD else None) for i, ins in enumerate(instrs)
     ]

@@ -152,14 +152,10 @@ def lower(config, dst, src, cursor):
 
     src_side, src_steps = physical(src)
     dst_side, dst_steps = physical(dst)
-    dims = [
-        (n, s, d) for n, s, d in zip(dst.shape, src_steps, dst_steps, strict=True) if n != 1
-    ]
+    dims = [(n, s, d) for n, s, d in zip(dst.shape, src_steps, dst_steps, strict=True) if n != 1]
     key_side = 1 if dst_side.tensor is None and src_side.tensor is not None else 2
     # A step of this size leads to another partition.
-    strides = tuple(
-        stride if side.tensor is None else 1 << 62 for side in (src_side, dst_side)
-    )
+    strides = tuple(stride if side.tensor is None else 1 << 62 for side in (src_side, dst_side))
     dims = _join(_order(dims, key_side), strides)
     total = size
     for count, _, _ in dims:

@@ -5,5 +5,6 @@ from .tensor import KernelError, NkiTensor, TensorSpec
 from .trace import Kernel, Trace, jit, set_runner
 
 __all__ = [
-    "Kernel", "KernelError", "NkiTensor", "TensorSpec", "Trace", "isa", "jit", "language", "set_runner",
+    "Kernel", "KernelError", "NkiTensor", "TensorSpec", "Trace", "isa", "jit", "language",
+    "set_runner",
 ]  # fmt: skip

@@ -12,12 +12,13 @@ from . import trace as _trace
 from .tensor import NkiTensor
 
 __all__ = [
-    "dma_copy", "engine", "get_nc_version", "gpsimd_engine", "matmul_perf_mode", "memset", "nc_matmul",
-    "nc_version", "scalar_engine", "tensor_copy", "tensor_engine", "unknown_engine", "vector_engine",
+    "dma_copy", "engine", "get_nc_version", "gpsimd_engine", "matmul_perf_mode", "memset",
+    "nc_matmul", "nc_version", "scalar_engine", "tensor_copy", "tensor_engine", "unknown_engine",
+    "vector_engine",
 ]  # fmt: skip
 
 
-class engine(enum.Enum):  # noqa: N801
+class engine(enum.Enum):
     """Engines by the names of ``nki.isa``."""
 
     unknown = 0
@@ -33,14 +34,14 @@ unknown_engine, tensor_engine, vector_engine = engine.unknown, engine.tensor, en
 scalar_engine, gpsimd_engine = engine.scalar, engine.gpsimd
 
 
-class matmul_perf_mode(enum.Enum):  # noqa: N801
+class matmul_perf_mode(enum.Enum):
     """Modes of :func:`nc_matmul`."""
 
     none = "none"
     double_row = "double_row"
 
 
-class nc_version(enum.IntEnum):  # noqa: N801
+class nc_version(enum.IntEnum):
     """Generations of the machine."""
 
     gen2 = 2
@@ -254,8 +255,10 @@ def dma_copy(
 ):
     """Copy between HBM and SBUF (any two of them) with the DMA engines.
 
-    dst and src have the same shape and number format; either may be any view, so that
-    ``dma_copy(tile, matrix.permute(1, 0))`` transposes on the way.
+    dst and src have the same shape; either may be any view, so that
+    ``dma_copy(tile, matrix.permute(1, 0))`` transposes on the way. The DMA engines of this core
+    move bytes: where the number formats differ, the vector engine converts, through a tile of its
+    own in SBUF.
     """
     del oob_mode, dge_mode, engine, name
     trace = _trace.current()
@@ -267,14 +270,30 @@ def dma_copy(
             )
     _same_shape(trace, "dma_copy", dst, src)
     _writable(trace, "dma_copy", dst)
-    if dst.dtype is not src.dtype and {dst.dtype, src.dtype} != set(_FOUR_BYTE):
-        raise trace.error(
-            f"dma_copy: dst {dst} and src {src} must have the same number format; "
-            "convert with nisa.tensor_copy in SBUF"
-        )
     if dst.storage.kind == "input":
         raise trace.error(
             f"dma_copy dst = {dst} is an argument of the kernel; write to a tensor of its own, "
             "nl.ndarray(shape, dtype, buffer=nl.shared_hbm)"
         )
+    after = None
+    if dst.dtype is not src.dtype and {dst.dtype, src.dtype} != set(_FOUR_BYTE):
+        if src.buffer == "sbuf":
+            tile = _conversion_tile(trace, src, dst.dtype)
+            tensor_copy(tile, src)
+            src = tile
+        elif dst.buffer == "sbuf":
+            after, dst = dst, _conversion_tile(trace, dst, src.dtype)
+        else:
+            raise trace.error(
+                f"dma_copy: dst {dst} and src {src} must have the same number format; "
+                "convert with nisa.tensor_copy in SBUF"
+            )
     trace.ops.append(_trace.Op(_trace.DMA, dst, src, None, None, trace.location()))
+    if after is not None:
+        tensor_copy(after, dst)
+
+
+def _conversion_tile(trace, like, dtype):
+    """A tile in SBUF of the shape of ``like``, which an engine can walk."""
+    _access(trace, "dma_copy with conversion", like, _SBUF)
+    return trace.allocate(like.shape, dtype, "sbuf", name=f"{like.name}_as_{dtype.name}")

@@ -1,4 +1,4 @@
-"""``nki.language``: number formats, buffers, tensors, ranges and tile sizes of the kernel language."""
+"""``nki.language``: number formats, buffers, tensors, ranges and tile sizes."""
 
 from ...rtl.arch import formats as _formats
 from . import trace as _trace
@@ -152,7 +152,9 @@ def zeros(shape, dtype, buffer=None, name=""):
     elif view.buffer == "psum":
         view.storage.fresh = True
     else:
-        raise _trace.current().error(f"{view}: nl.zeros fills SBUF or PSUM; copy zeros from SBUF to HBM")
+        raise _trace.current().error(
+            f"{view}: nl.zeros fills SBUF or PSUM; copy zeros from SBUF to HBM"
+        )
     return view
 
 

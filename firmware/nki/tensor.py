@@ -1,4 +1,4 @@
-"""Tensors of a kernel under trace: storage, and views of it that slice, permute, reshape, broadcast.
+"""Tensors of a kernel under trace: storage, and views that slice, permute, reshape, broadcast.
 
 A view is arithmetic on (shape, byte steps, byte offset); nothing is copied. On-chip memory is two
 dimensional, so a step of :data:`PARTITION` stands for "the next partition" and everything below it
@@ -204,7 +204,9 @@ class NkiTensor:
         return self.shape[0]
 
     def __iter__(self):
-        raise TypeError(f"{self}: a tensor under trace has no values to iterate over; loop over indices")
+        raise TypeError(
+            f"{self}: a tensor under trace has no values to iterate over; loop over indices"
+        )
 
     def __bool__(self):
         raise TypeError(f"{self}: a tensor under trace has no values to test")
@@ -250,12 +252,14 @@ class NkiTensor:
                     at = item.__index__()
                 except AttributeError:
                     raise TypeError(
-                        f"{self}: index {item!r} on axis {axis} must be an integer, a slice or nl.ds"
+                        f"{self}: index {item!r} on axis {axis} must be an integer or a slice (nl.ds)"
                     ) from None
                 if at < 0:
                     at += n
                 if not 0 <= at < n:
-                    raise IndexError(f"{self}: index {item} on axis {axis} is outside its {n} elements")
+                    raise IndexError(
+                        f"{self}: index {item} on axis {axis} is outside its {n} elements"
+                    )
                 offset += at * step
             axis += 1
         return NkiTensor(
@@ -285,7 +289,7 @@ class NkiTensor:
         return self.permute(*(axes or reversed(range(self.ndim))))
 
     @property
-    def T(self):  # noqa: N802
+    def T(self):
         """Axes reversed."""
         return self.transpose()
 
@@ -358,7 +362,9 @@ class NkiTensor:
             raise ValueError(f"{self}: broadcast_to({list(shape)}) has fewer axes")
         steps = []
         for i, n in enumerate(shape):
-            have, step = (1, 0) if i < missing else (self.shape[i - missing], self.steps[i - missing])
+            have, step = (
+                (1, 0) if i < missing else (self.shape[i - missing], self.steps[i - missing])
+            )
             if have != n and have != 1:
                 raise ValueError(f"{self}: axis of {have} elements cannot be broadcast to {n}")
             steps.append(step if have == n else 0)
@@ -383,15 +389,17 @@ class NkiTensor:
             first = offset * dtype.bytes
             steps = [step * dtype.bytes for step, _ in pattern]
             low = first + sum(min(0, s * (n - 1)) for s, (_, n) in zip(steps, pattern, strict=True))
-            high = first + sum(max(0, s * (n - 1)) for s, (_, n) in zip(steps, pattern, strict=True))
+            high = first + sum(
+                max(0, s * (n - 1)) for s, (_, n) in zip(steps, pattern, strict=True)
+            )
             if low < 0 or high + dtype.bytes > limit:
                 raise IndexError(f"{self}: ap({pattern}, offset={offset}) leaves the tensor")
         else:
             free = storage.partition_bytes // dtype.bytes
             if pattern[0][0] != free and pattern[0][1] != 1:
                 raise ValueError(
-                    f"{self}: the first pair of ap() is the partition pair, its step must be {free} "
-                    f"(elements in a partition), not {pattern[0][0]}"
+                    f"{self}: the first pair of ap() is the partition pair, its step must be "
+                    f"{free} (elements in a partition), not {pattern[0][0]}"
                 )
             part, inner = divmod(offset, free)
             steps = [PARTITION, *(step * dtype.bytes for step, _ in pattern[1:])]
@@ -431,7 +439,9 @@ class NkiTensor:
             return found
         shape, steps, size = self.shape, self.steps, self.dtype.bytes
         if not shape:
-            raise ValueError(f"{self} has lost its partition axis; keep it with a slice such as t[0:1]")
+            raise ValueError(
+                f"{self} has lost its partition axis; keep it with a slice such as t[0:1]"
+            )
         start, offset = divmod(self.offset, PARTITION)
         if shape[0] != 1 and steps[0] != PARTITION:
             raise ValueError(
@@ -449,7 +459,9 @@ class NkiTensor:
             dims.append((step // size, count))
         dims = _merged(dims)
         if len(dims) > 4:
-            raise ValueError(f"{self}: {len(dims)} free dimensions remain, an engine walks at most 4")
+            raise ValueError(
+                f"{self}: {len(dims)} free dimensions remain, an engine walks at most 4"
+            )
         for step, count in dims:
             if not -(1 << 15) <= step < 1 << 15 or count > 65535:
                 raise ValueError(

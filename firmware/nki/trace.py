@@ -11,7 +11,18 @@ from ...rtl.arch import formats
 from ...rtl.arch.config import TRN, CoreConfig, named_config
 from .tensor import KernelError, NkiTensor, Storage, TensorSpec
 
-__all__ = ["COPY", "DMA", "MATMUL", "MEMSET", "Kernel", "Op", "Trace", "current", "jit", "set_runner"]
+__all__ = [
+    "COPY",
+    "DMA",
+    "MATMUL",
+    "MEMSET",
+    "Kernel",
+    "Op",
+    "Trace",
+    "current",
+    "jit",
+    "set_runner",
+]
 
 MATMUL, COPY, MEMSET, DMA = range(4)
 
@@ -133,7 +144,7 @@ _runner = None
 
 
 def set_runner(function):
-    """Install what a kernel called with arrays does: ``function(kernel, args, kwargs) -> arrays``."""
+    """Install what a kernel called with arrays does: ``function(kernel, args, kwargs)``."""
     global _runner
     _runner = function
 
@@ -171,7 +182,7 @@ class Kernel:
             return self.function(*args, **kwargs)
         if _runner is None:
             raise KernelError(
-                f"no device is open: import makalu and open one, or use {self.__name__}.compile(...)"
+                f"no device is open: open one (makalu.open), or use {self.__name__}.compile(...)"
             )
         return _runner(self, args, kwargs)
 

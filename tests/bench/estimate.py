@@ -14,7 +14,7 @@ from makalu.firmware.kernels.matmul import matmul
 from makalu.firmware.nki import TensorSpec
 from makalu.rtl.arch import isa
 from makalu.rtl.arch.config import WINDOW_LOG2, named_config
-from makalu.rtl.arch.isa import Engine, UpdateMode, WaitMode
+from makalu.rtl.arch.isa import UpdateMode, WaitMode
 
 
 class Simulation:
@@ -89,13 +89,16 @@ class Core:
                 self.sim.at(0, self.queue(engine, address, count, window))
         self.sim.at(0, self.fetch())
 
-    def hbm(self, size):
-        """When the data of a request made now has passed the memory."""
+    def hbm(self, size, urgent=False):
+        """When the data of a request made now has passed the memory.
+
+        Ports are served in turn: an instruction fetch (``urgent``) waits for no backlog of DMA.
+        """
         cost = max(size, 32) / self.bandwidth
         start = max(self.sim.now, self.hbm_free)
         self.hbm_free = start + cost
         self.hbm_busy += cost
-        return self.hbm_free
+        return self.sim.now + 2 * cost if urgent else self.hbm_free
 
     def update(self, update):
         if update.mode == UpdateMode.ADD:
@@ -120,7 +123,7 @@ class Core:
                 if window[0] and window[1]:
                     window[0] -= 1
                     window[1] -= 1
-                    window[2].append(self.hbm(128) + self.latency)
+                    window[2].append(self.hbm(128, urgent=True) + self.latency)
                     self.sim.wake(window[3])
                     asked = True
                     yield 16

@@ -7,10 +7,9 @@ A missing wait becomes a wrong result. Arithmetic is exact for small integers on
 
 import numpy as np
 import pytest
-
 from makalu.rtl.arch import isa
 from makalu.rtl.arch.config import SBUF_WINDOW, WINDOW_LOG2
-from makalu.rtl.arch.isa import Engine, Half, UpdateMode, WaitMode
+from makalu.rtl.arch.isa import Half, UpdateMode, WaitMode
 
 
 class Deadlock(AssertionError):
@@ -50,14 +49,19 @@ class Machine:
 
     def write(self, ap, values):
         """Raw elements into memory."""
-        self._memory(ap)[self._index(ap)] = np.ascontiguousarray(values, ap.dtype.dtype).view(np.uint8)
+        self._memory(ap)[self._index(ap)] = np.ascontiguousarray(values, ap.dtype.dtype).view(
+            np.uint8
+        )
 
     def _bytes_at(self, addresses, size):
         """(memory as flat bytes, indices) of DMA element addresses."""
         window, at = addresses >> WINDOW_LOG2, addresses & (1 << WINDOW_LOG2) - 1
         lanes = np.arange(size)
         if len(addresses) and window[0] == SBUF_WINDOW:
-            part, offset = at // self.config.sbuf_partition_stride, at % self.config.sbuf_partition_stride
+            part, offset = (
+                at // self.config.sbuf_partition_stride,
+                at % self.config.sbuf_partition_stride,
+            )
             assert (offset % size == 0).all()
             assert (part < self.config.partitions).all()
             assert (offset + size <= self.config.sbuf_bytes).all()
@@ -111,16 +115,16 @@ class Machine:
             *((self._issue, q) for q in self.queues),
             (self._load_weights, None), (self._pe_read, None), (self._pe_write, None),
             (self._dve_read, None), (self._dve_write, None),
-            *((f, e) for e in range(self.config.dma_engines) for f in (self._dma_read, self._dma_write)),
+            *((self._dma_read, e) for e in range(self.config.dma_engines)),
+            *((self._dma_write, e) for e in range(self.config.dma_engines)),
         ]  # fmt: skip
-        speed = np.exp(self.rng.normal(0, 2.5, len(agents)))
-        speed /= speed.sum()
-        order = np.arange(len(agents))
         while True:
-            if self.rng.random() < 0.02:  # who is slow changes now and then
+            if self.steps % 50 == 0:  # who is slow changes now and then
                 speed = np.exp(self.rng.normal(0, 2.5, len(agents)))
-                speed /= speed.sum()
-            for at in self.rng.choice(order, len(agents), replace=False, p=speed):
+                # Whoever comes first by a race of exponential clocks moves.
+                races = self.rng.exponential(1, (50, len(agents))) / speed
+                orders = np.argsort(races, axis=1).tolist()
+            for at in orders[self.steps % 50]:
                 action, argument = agents[at]
                 if action(argument):
                     self.steps += 1

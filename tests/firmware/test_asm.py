@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
 from makalu.firmware.asm import AsmError, assemble, assemble_line, disassemble
 from makalu.firmware.kernels.matmul import matmul_program
 from makalu.rtl.arch import formats
@@ -40,11 +39,15 @@ def instructions(draw):
     cls = draw(st.sampled_from(list(INSTRUCTIONS.values())))
     values = {name: draw(patterns) for name, _, _ in cls.operands}
     for name, item, _ in cls.scalars:
-        legal = st.sampled_from(list(item.values)) if item.values else st.integers(0, 2**item.width - 1)
+        legal = (
+            st.sampled_from(list(item.values)) if item.values else st.integers(0, 2**item.width - 1)
+        )
         values[name] = int(draw(legal))
     waits = draw(
         st.lists(
-            st.builds(Wait, st.integers(0, 255), st.sampled_from([WaitMode.GE, WaitMode.EQ]), words),
+            st.builds(
+                Wait, st.integers(0, 255), st.sampled_from([WaitMode.GE, WaitMode.EQ]), words
+            ),
             max_size=2,
         )
     )

@@ -5,7 +5,6 @@ import zlib
 
 import numpy as np
 import pytest
-
 from makalu.firmware.kernels.matmul import matmul_program
 from makalu.firmware.program import ENTRY, HEADER, Program, ProgramError
 from makalu.rtl.arch import isa
@@ -113,7 +112,7 @@ def test_link_refuses_impossible_places(program, base, change, expected):
 def test_other_machine_is_refused(program, data):
     with pytest.raises(ProgramError, match=r"fingerprint .*\(SMALL\) at offset 12"):
         Program.from_bytes(data, SMALL)
-    with pytest.raises(ProgramError, match="built for TINY .* this machine is SMALL"):
+    with pytest.raises(ProgramError, match=r"built for TINY .* this machine is SMALL"):
         program.check_config(SMALL)
     program.check_config(TINY)
 
@@ -187,7 +186,11 @@ def resealed(data, name, change):
     [
         ("reloc", lambda s: struct.pack_into("<I", s, 0, 10**6), "section 'reloc': expected"),
         ("reloc", lambda s: struct.pack_into("<H", s, 6, 77), "section 'reloc': expected values"),
-        ("tables", lambda s: struct.pack_into("<I", s, 2, 10**6), "section 'tables': expected rows"),
+        (
+            "tables",
+            lambda s: struct.pack_into("<I", s, 2, 10**6),
+            "section 'tables': expected rows",
+        ),
         ("l_pe", lambda s: struct.pack_into("<I", s, 0, 10**6), "section 'l_pe': expected"),
         ("meta", lambda s: s.__setitem__(slice(0, 1), b"["), "section 'meta'"),
     ],

@@ -4,12 +4,11 @@ Random kernels run on the adversarial machine of ``conftest.py`` and, operation 
 order of the kernel, on numpy.
 """
 
-import numpy as np
-import pytest
-
 import makalu.nki as nki
 import makalu.nki.isa as nisa
 import makalu.nki.language as nl
+import numpy as np
+import pytest
 from makalu.firmware.compiler import compile_trace, schedule
 from makalu.firmware.nki.trace import COPY, DMA, MATMUL, MEMSET
 from makalu.rtl.arch import isa
@@ -185,9 +184,7 @@ def run(machine, trace, inputs, seed, config=TINY, program=None):
 
 def expected(trace, inputs):
     eager = Eager(trace, inputs)
-    return {
-        s.name: eager.data[s.index].view(s.dtype.dtype).reshape(s.shape) for s in trace.outputs
-    }
+    return {s.name: eager.data[s.index].view(s.dtype.dtype).reshape(s.shape) for s in trace.outputs}
 
 
 @pytest.mark.parametrize("seed", range(24))

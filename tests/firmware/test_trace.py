@@ -1,13 +1,13 @@
 """Tracing: views, and errors that name tensors, limits and the kernel's line."""
 
-import numpy as np
-import pytest
-
 import makalu.nki as nki
 import makalu.nki.isa as nisa
 import makalu.nki.language as nl
+import numpy as np
+import pytest
 from makalu.firmware.nki import KernelError, TensorSpec
 from makalu.firmware.nki.tensor import PARTITION, byte_runs
+from makalu.firmware.nki.trace import COPY, DMA
 from makalu.rtl.arch.config import SMALL, TINY
 
 A = TensorSpec((4, 16), "fp32")
@@ -90,9 +90,7 @@ def test_matmul_dst_in_sbuf():
 
 
 def test_matmul_mixes_float32_with_narrow():
-    text = message(
-        lambda: nisa.nc_matmul(psum((4, 4)), sbuf((4, 4)), sbuf((4, 4), nl.bfloat16))
-    )
+    text = message(lambda: nisa.nc_matmul(psum((4, 4)), sbuf((4, 4)), sbuf((4, 4), nl.bfloat16)))
     assert "only with each other" in text
 
 
@@ -108,9 +106,7 @@ def test_matmul_mixes_float32_with_narrow():
     ids=["stationary", "moving", "rows", "columns", "depth"],
 )
 def test_matmul_shapes(dst, stationary, moving, expected):
-    assert expected in message(
-        lambda: nisa.nc_matmul(psum(dst), sbuf(stationary), sbuf(moving))
-    )
+    assert expected in message(lambda: nisa.nc_matmul(psum(dst), sbuf(stationary), sbuf(moving)))
 
 
 def test_matmul_on_different_partitions():
@@ -159,10 +155,23 @@ def test_dma_shapes_must_agree():
     assert "[4, 16]" in text
 
 
-def test_dma_does_not_convert():
-    assert "same number format" in message(
-        lambda a: nisa.dma_copy(sbuf((4, 16), nl.bfloat16), a), A
-    )
+def test_dma_between_hbm_tensors_does_not_convert():
+    def body(a):
+        nisa.dma_copy(nl.ndarray((4, 16), nl.bfloat16, buffer=nl.hbm), a)
+
+    assert "same number format" in message(body, A)
+
+
+def test_dma_that_converts_goes_through_the_vector_engine():
+    def body(a):
+        tile = sbuf((4, 16), nl.bfloat16)
+        nisa.dma_copy(tile, a)
+        nisa.dma_copy(nl.ndarray((4, 16), nl.float32, buffer=nl.hbm), tile)
+
+    ops = trace(body, A).ops
+    assert [op.kind for op in ops] == [DMA, COPY, COPY, DMA]
+    assert ops[0].dst.dtype is nl.float32
+    assert ops[3].src.dtype is nl.float32
 
 
 def test_dma_does_not_reach_psum():
@@ -196,7 +205,7 @@ def test_unwritten_tile_is_reported_at_compile_time():
         nisa.dma_copy(out, nothing)
         return out
 
-    with pytest.raises(KernelError, match="nothing .* before anything was written"):
+    with pytest.raises(KernelError, match=r"nothing .* before anything was written"):
         kernel.compile(TINY)
 
 

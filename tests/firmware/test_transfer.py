@@ -1,12 +1,11 @@
 """DMA lowering: descriptors move exactly the elements that numpy's index arithmetic says."""
 
+import makalu.nki as nki
+import makalu.nki.language as nl
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-import makalu.nki as nki
-import makalu.nki.language as nl
 from makalu.firmware.compiler.transfer import MAX_COUNT, lower
 from makalu.firmware.nki import TensorSpec
 from makalu.rtl.arch.config import SMALL, TINY, TRN
@@ -183,9 +182,7 @@ def test_any_views(case, store):
     hbm_shape = tuple(hbm_shape[i] for i in order)
     tile_shape = tuple(n + p for n, p in zip(shape, tile_pads, strict=True))
     a, tile, ai, ti = tensors(config, hbm_shape, tile_shape, dtype, address)
-    cut = tuple(
-        slice(pads[i], pads[i] + shape[i] * steps[i], steps[i]) for i in order
-    )
+    cut = tuple(slice(pads[i], pads[i] + shape[i] * steps[i], steps[i]) for i in order)
     back = tuple(int(i) for i in np.argsort(order))
     view = lambda x: x[cut].transpose(*back)  # noqa: E731
     target = lambda x: x[tuple(slice(p, p + n) for n, p in zip(shape, tile_pads, strict=True))]  # noqa: E731

@@ -9,9 +9,9 @@ from makalu.firmware.nki import (
     jit,
     set_runner,
 )
-
 from makalu.nki import isa, language
 
 __all__ = [
-    "Kernel", "KernelError", "NkiTensor", "TensorSpec", "Trace", "isa", "jit", "language", "set_runner",
+    "Kernel", "KernelError", "NkiTensor", "TensorSpec", "Trace", "isa", "jit", "language",
+    "set_runner",
 ]  # fmt: skip
