@@ -252,7 +252,7 @@ class NkiTensor:
                     at = item.__index__()
                 except AttributeError:
                     raise TypeError(
-                        f"{self}: index {item!r} on axis {axis} must be an integer or a slice (nl.ds)"
+                        f"{self}: index {item!r} on axis {axis} must be an integer or a slice"
                     ) from None
                 if at < 0:
                     at += n
