@@ -9,23 +9,29 @@ __all__ = ["RunReport", "group_counters"]
 _ENGINES = {"pe": "pe_busy", "dve": "dve_busy", "dma": "dma_busy"}
 
 _LABELS = {
-    "pe_columns": "moving columns entered the array",
-    "pe_busy": "load, wave or drain under way",
     "pe_wait_weights": "matmul waits for its weights",
     "pe_wait_psum": "matmul waits for a PSUM bank",
     "pe_wait_interval": "matmul waits for the PSUM adder",
     "pe_wait_sbuf": "weight load waits for SBUF",
-    "dve_wait_psum": "vector engine waits for a PSUM bank",
-    "dve_wait_sbuf": "vector engine waits for SBUF",
+    "dve_wait_psum": "DVE waits for a PSUM bank",
+    "dve_wait_sbuf": "DVE waits for SBUF",
     "dma_wait_read": "DMA waits for HBM",
     "dma_wait_sbuf": "DMA waits for SBUF",
-    "queue_pe_wait_semaphore": "PE queue waits for data (semaphore)",
-    "queue_pe_wait_engine": "PE queue waits for the tensor engine",
-    "queue_pe_wait_fetch": "PE queue waits for instructions",
-    "queue_dve_wait_semaphore": "DVE queue waits for sums (semaphore)",
-    "queue_dve_wait_engine": "DVE queue waits for the vector engine",
-    "queue_dve_wait_fetch": "DVE queue waits for instructions",
+    "wait_semaphore": "{} queue waits for a semaphore",
+    "wait_engine": "{} queue waits for its engine",
+    "wait_fetch": "{} queue waits for instructions",
+    "sbuf_conflict_weights": "weights lose an SBUF bank",
+    "sbuf_conflict_vector_read": "vector reads lose an SBUF bank",
+    "sbuf_conflict_dma_read": "DMA reads lose an SBUF bank",
+    "sbuf_conflict_dma_write": "DMA writes lose an SBUF bank",
 }
+
+
+def _label(name):
+    if name.startswith("queue_"):
+        _, queue, cause = name.split("_", 2)
+        return _LABELS[cause].format(queue.upper())
+    return _LABELS.get(name, name.replace("_", " "))
 
 
 def group_counters(counters, config):
@@ -241,7 +247,7 @@ class RunReport:
         if worst:
             table.add_row("[bold]waiting[/bold]", "", "")
         for name, cycles in worst:
-            bar(f"  {_LABELS.get(name, name.replace('_', ' '))}", cycles, "yellow")
+            bar(f"  {_label(name)}", cycles, "yellow")
         yield table
 
     def __str__(self):

@@ -5,6 +5,8 @@ A machine is what steps the hardware: ``hbm_read``, ``hbm_write``, ``reg_read``,
 :mod:`...rtl.arch.registers` are used to control it.
 """
 
+import time
+
 from ...rtl.arch.config import AXI_ADDR_BITS
 from ...rtl.arch.events import COUNTERS
 from ...rtl.arch.isa import Engine, ErrorCode, WaitMode
@@ -25,8 +27,9 @@ __all__ = ["RegisterRunner"]
 WATCHDOG_CYCLES = 20_000
 """Without progress; a transfer takes a few hundred cycles to start and then moves in every one."""
 
-STEP_CYCLES = 20_000
-"""Between looks at the progress, where somebody wants to see it."""
+FIRST_STEP_CYCLES = 256
+STEP_S = 0.5
+"""Between looks at the progress, where somebody wants to see it: cycles at first, then seconds."""
 
 RESET_CYCLES = 100_000
 """A reset drains what is under way; longer than this it never takes."""
@@ -138,15 +141,20 @@ class RegisterRunner:
         return self.counters()
 
     def _wait(self, queues, progress):
+        if progress is None:
+            self.machine.run()
+            return self._status()
         total = sum(count for _, count in queues.values())
-        cycles = 0
+        cycles, step = 0, FIRST_STEP_CYCLES
         while True:
-            cycles += self.machine.run(max_cycles=STEP_CYCLES if progress else None)
+            began = time.perf_counter()
+            cycles += self.machine.run(max_cycles=step)
+            took = time.perf_counter() - began
             status = self._status()
-            if progress is not None:
-                progress(self._issued(queues), total, cycles)
+            progress(self._issued(queues), total, cycles)
             if not status["busy"]:
                 return status
+            step = max(int(step * min(STEP_S / max(took, 1e-6), 4)), 1)
 
     def _issued(self, queues):
         return sum(
