@@ -65,6 +65,11 @@ class Control(wiring.Component):
         Registered; resets the domain of engines and memories. High from a reset of this block on
         for :data:`RESET_CYCLES`, and as long during a reset by the host.
 
+    Attributes
+    ----------
+    registers, semaphores : components
+        For test benches that look inside.
+
     Timing
     ------
     An instruction whose wait becomes true is offered three cycles after the update was taken. All
@@ -83,6 +88,8 @@ class Control(wiring.Component):
 
     def __init__(self, *, config):
         self.config = config
+        self.registers = HostRegisters(config=config)
+        self.semaphores = Semaphores(config=config)
         engines = config.dma_engines
         updates = stream.Signature(Update)
         super().__init__(
@@ -112,11 +119,11 @@ class Control(wiring.Component):
     def elaborate(self, platform):
         m = Module()
         config = self.config
-        m.submodules.registers = registers = HostRegisters(config=config)
+        m.submodules.registers = registers = self.registers
         m.submodules.fetcher = fetch = Fetch(config=config)
         m.submodules.store = store = InstructionStore(config=config)
         m.submodules.checker = checker = Checker(config=config)
-        m.submodules.semaphores = semaphores = Semaphores(config=config)
+        m.submodules.semaphores = semaphores = self.semaphores
         m.submodules.dispatch = dispatch = DispatchDma(config=config)
         m.submodules.counters = counters = Counters()
         queues = [InstructionQueue(config=config, engine=engine) for engine in Engine]

@@ -52,6 +52,11 @@ class Semaphores(wiring.Component):
         SEMAPHORE_OVERFLOW, for one cycle. ``pc`` is 0 unless a queue made the update; ``address``
         is the number of the semaphore, which keeps its value.
 
+    Attributes
+    ----------
+    memory : :class:`amaranth.lib.memory.Memory`
+        The words, for test benches that look inside.
+
     Timing
     ------
     One update per cycle. A value read two cycles after its update was taken is the new one. ::
@@ -63,6 +68,7 @@ class Semaphores(wiring.Component):
 
     def __init__(self, *, config):
         self.config = config
+        self.memory = Memory(shape=32, depth=config.semaphores, init=[])
         n = len(Engine)
         updates = stream.Signature(Update)
         super().__init__(
@@ -88,7 +94,7 @@ class Semaphores(wiring.Component):
     def elaborate(self, platform):
         m = Module()
         index_bits = (self.config.semaphores - 1).bit_length()
-        m.submodules.memory = memory = Memory(shape=32, depth=self.config.semaphores, init=[])
+        m.submodules.memory = memory = self.memory
         write = memory.write_port()
         for index, value in zip(self.read_index, self.read_value, strict=True):
             port = memory.read_port(domain="comb")

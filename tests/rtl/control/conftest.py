@@ -6,6 +6,8 @@ from dataclasses import replace
 
 import pytest
 from amaranth.hdl import Fragment
+from amaranth.lib import data
+from amaranth.lib.data import Layout
 from amaranth.sim import Simulator
 from makalu.rtl.arch.config import TINY
 from makalu.rtl.arch.events import COUNTERS
@@ -18,11 +20,69 @@ from makalu.rtl.arch.registers import (
     queue_register,
 )
 from makalu.rtl.control.control import Control
+from makalu.rtl.interfaces import DmaJob
 
 STATE_NAMES = {value: name for name, value in QUEUE_STATE.items()}
 
 
-class Bench:
+class Host:
+    """An AXI4-Lite manager for ``dut.host``; ``pauses`` as :class:`Bench`."""
+
+    def __init__(self, dut, rng):
+        self.dut, self.rng, self.pauses = dut, rng, 0.0
+
+    def _paused(self):
+        return self.pauses and self.rng.random() < self.pauses
+
+    async def write(self, ctx, address, value, *, strobe=15, expect=0):
+        """Write a register; check the response."""
+        host = self.dut.host
+        if isinstance(address, str):
+            address = address_of(address)
+        ctx.set(host.awaddr, address)
+        ctx.set(host.wdata, value)
+        ctx.set(host.wstrb, strobe)
+        done = [False, False]
+        valids = host.awvalid, host.wvalid
+        takes = host.awvalid & host.awready, host.wvalid & host.wready
+        while not all(done):
+            for i in range(2):
+                if not done[i] and not self._paused():
+                    ctx.set(valids[i], 1)
+            _, _, *taken = await ctx.tick().sample(*takes)
+            for i in range(2):
+                if taken[i]:
+                    done[i] = True
+                    ctx.set(valids[i], 0)
+        while self._paused():
+            await ctx.tick()
+        ctx.set(host.bready, 1)
+        *_, resp = await ctx.tick().sample(host.bresp).until(host.bvalid)
+        ctx.set(host.bready, 0)
+        if expect is not None:
+            assert resp == expect, f"write of {address:#x}: response {resp}"
+        return resp
+
+    async def read(self, ctx, address, *, expect=0):
+        """Read a register; check the response."""
+        host = self.dut.host
+        if isinstance(address, str):
+            address = address_of(address)
+        ctx.set(host.araddr, address)
+        ctx.set(host.arvalid, 1)
+        await ctx.tick().until(host.arready)
+        ctx.set(host.arvalid, 0)
+        while self._paused():
+            await ctx.tick()
+        ctx.set(host.rready, 1)
+        *_, data, resp = await ctx.tick().sample(host.rdata, host.rresp).until(host.rvalid)
+        ctx.set(host.rready, 0)
+        if expect is not None:
+            assert resp == expect, f"read of {address:#x}: response {resp}"
+        return data
+
+
+class Bench(Host):
     """Control block of ``config`` with models on all its ports.
 
     Attributes that tests set before :meth:`run`: ``memory`` (address of a word to its bytes),
@@ -37,14 +97,12 @@ class Bench:
 
     def __init__(self, *, config=None, seed=1, latency=20, pauses=0.0, delays=(1, 4)):
         self.config = config or replace(TINY, semaphores=8)
-        self.rng = random.Random(seed)
+        super().__init__(Control(config=self.config), random.Random(seed))
         self.latency, self.pauses, self.delays = latency, pauses, delays
         self.memory, self.bad_addresses, self.hung = {}, set(), set()
         self.programs = {}
         self.issued, self.updated, self.jobs, self.bursts = [], [], [], []
         self.cycle = 0
-        self.dut = Control(config=self.config)
-        self.errors = []
         self.extra = []  # functions that make further models, see below
         self.descriptor_cycles = 5
         self.outstanding = False
@@ -69,9 +127,6 @@ class Bench:
     # A model is a pair: the signals it looks at, and a generator that is sent their values at each
     # clock edge and yields after it has driven its outputs. All models share one simulator process.
 
-    def _paused(self):
-        return self.pauses and self.rng.random() < self.pauses
-
     def _drive(self, signal, value):
         if self._driven.get(id(signal)) != value:
             self._driven[id(signal)] = value
@@ -79,7 +134,7 @@ class Bench:
 
     def _memory_model(self):
         bus, drive = self.dut.fetch, self._drive
-        looks = [bus.arvalid, bus.araddr, bus.arlen, bus.arsize, bus.arburst, bus.rready]
+        looks = [bus.arvalid, bus.araddr, bus.rready]
 
         def model():
             answers = deque()  # (cycle, beat data, resp, last)
@@ -95,13 +150,14 @@ class Bench:
                     drive(bus.rresp, resp)
                     drive(bus.rlast, last)
                 drive(bus.rvalid, valid)
-                arvalid, araddr, arlen, arsize, arburst, rready = yield
+                arvalid, araddr, rready = yield
                 if offered is not None:
                     assert arvalid, "arvalid fell before arready"
                     assert araddr == offered, "araddr changed before arready"
                 offered = None
                 if arvalid:
-                    assert (arlen, arsize, arburst) == (15, 3, 1)
+                    shape = [self.ctx.get(s) for s in (bus.arlen, bus.arsize, bus.arburst)]
+                    assert shape == [15, 3, 1]
                     assert araddr % 128 == 0
                     if ready:
                         self.bursts.append((self.cycle, araddr))
@@ -125,7 +181,7 @@ class Bench:
         port, update = getattr(dut, name), getattr(dut, f"{name}_update")
         busy = getattr(dut, f"{name}_busy")
         payload = {key: update.p[key] for key in ("semaphore", "mode", "value")}
-        looks = [port.valid, port.p.word, port.p.pc, update.ready, dut.engine_reset]
+        looks = [port.valid, port.payload.as_value(), update.ready, dut.engine_reset]
 
         def model():
             working = deque()  # (cycle when finished, update)
@@ -143,7 +199,8 @@ class Bench:
                 ready = not self._paused() and len(working) < 4
                 drive(port.ready, ready)
                 drive(busy, bool(working or offering))
-                valid, word, pc, taken, reset = yield
+                valid, word, taken, reset = yield
+                word, pc = word & (1 << 1024) - 1, word >> 1024
                 if reset:
                     working.clear()
                     offering = offered = None
@@ -172,10 +229,8 @@ class Bench:
         dut, drive = self.dut, self._drive
         port, update = dut.dma_jobs[e], dut.dma_update[e]
         payload = {key: update.p[key] for key in ("semaphore", "mode", "value")}
-        job = port.p
         looks = [
-            port.valid, job.queue, job.table, job.count, job.update.semaphore, job.update.mode,
-            job.update.value, update.ready, dut.engine_reset, dut.dma_halt,
+            port.valid, port.payload.as_value(), update.ready, dut.engine_reset, dut.dma_halt,
         ]  # fmt: skip
 
         def model():
@@ -196,21 +251,22 @@ class Bench:
                 drive(port.ready, ready)
                 drive(self._dma_busy[e], bool(working or offering))
                 drive(self._dma_drained[e], bool(halt and self.rng.random() < 0.3))
-                valid, *fields, taken, reset, halt = yield
+                valid, bits, taken, reset, halt = yield
                 if reset:
                     working.clear()
                     offering = offered = None
                     continue
                 if offered is not None:
                     assert valid, "a job vanished"
-                    assert fields == offered, "a job changed"
-                offered = fields if valid and not ready else None
+                    assert bits == offered, "a job changed"
+                offered = bits if valid and not ready else None
                 if offering and taken:
                     self.updated.append((self.cycle, f"dma{e}", offering["semaphore"]))
                     offering = None
                 if valid and ready:
-                    queue, table, count, semaphore, mode, value = fields
-                    changes = {"semaphore": semaphore, "mode": mode, "value": value}
+                    job = data.Const(Layout.cast(DmaJob), bits)
+                    queue, table, count = job.queue, job.table, job.count
+                    changes = {key: job.update[key] for key in payload}
                     self.jobs.append((self.cycle, e, queue, table, count, changes))
                     start = working[-1][0] if working else self.cycle
                     working.append((start + 1 + count * self.descriptor_cycles, changes))
@@ -221,7 +277,7 @@ class Bench:
         engines = self.config.dma_engines
         self._dma_busy = [self.dut.dma_busy[e] for e in range(engines)]
         self._dma_drained = [self.dut.dma_drained[e] for e in range(engines)]
-        self._driven, self._pending = {}, []
+        self._driven, self._pending, self.ctx = {}, [], ctx
         models = [
             self._memory_model(),
             self._engine_model("pe"),
@@ -249,48 +305,6 @@ class Bench:
 
     # Host -----------------------------------------------------------------------------------------
 
-    async def write(self, ctx, address, value, *, strobe=15, expect=0):
-        """Write a register; check the response."""
-        host = self.dut.host
-        if isinstance(address, str):
-            address = address_of(address)
-        ctx.set(host.awaddr, address)
-        ctx.set(host.awvalid, 1)
-        ctx.set(host.wdata, value)
-        ctx.set(host.wstrb, strobe)
-        ctx.set(host.wvalid, 1)
-        a = d = False
-        while not (a and d):
-            *_, aw, w = await ctx.tick().sample(host.awready, host.wready)
-            if aw:
-                a = True
-                ctx.set(host.awvalid, 0)
-            if w:
-                d = True
-                ctx.set(host.wvalid, 0)
-        ctx.set(host.bready, 1)
-        *_, resp = await ctx.tick().sample(host.bresp).until(host.bvalid)
-        ctx.set(host.bready, 0)
-        if expect is not None:
-            assert resp == expect, f"write of {address:#x}: response {resp}"
-        return resp
-
-    async def read(self, ctx, address, *, expect=0):
-        """Read a register; check the response."""
-        host = self.dut.host
-        if isinstance(address, str):
-            address = address_of(address)
-        ctx.set(host.araddr, address)
-        ctx.set(host.arvalid, 1)
-        await ctx.tick().until(host.arready)
-        ctx.set(host.arvalid, 0)
-        ctx.set(host.rready, 1)
-        *_, data, resp = await ctx.tick().sample(host.rdata, host.rresp).until(host.rvalid)
-        ctx.set(host.rready, 0)
-        if expect is not None:
-            assert resp == expect, f"read of {address:#x}: response {resp}"
-        return data
-
     async def read64(self, ctx, address):
         return await self.read(ctx, address) | await self.read(ctx, address + 4) << 32
 
@@ -302,6 +316,11 @@ class Bench:
 
     async def semaphore(self, ctx, index):
         return await self.read(ctx, SEMAPHORE_BASE + 4 * index)
+
+    def semaphores(self, ctx):
+        """All semaphores at once, past the bus."""
+        memory = self.dut.semaphores.memory
+        return [ctx.get(memory.data[i]) for i in range(self.config.semaphores)]
 
     async def set_semaphore(self, ctx, index, value, expect=0):
         await self.write(ctx, SEMAPHORE_BASE + 4 * index, value, expect=expect)
@@ -398,3 +417,9 @@ def bench(seed):
         return Bench(**{"seed": seed, **keywords})
 
     return make
+
+
+@pytest.fixture
+def host(seed):
+    """Make a :class:`Host` for a component that has a port ``host``."""
+    return lambda dut: Host(dut, random.Random(seed))

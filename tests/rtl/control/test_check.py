@@ -25,6 +25,7 @@ from makalu.rtl.arch.isa import (
     WaitMode,
 )
 from makalu.rtl.control.check import FRAME_CYCLES, Checker
+from makalu.sim import golden
 
 SMALL_SEMAPHORES = replace(TINY, semaphores=8)
 ODD = CoreConfig(
@@ -478,6 +479,19 @@ def test_random_words_agree_with_the_rules(config, seed):
     reached = {want[0] for *_, want in cases}
     assert reached >= set(range(ErrorCode.SIZE_MISMATCH + 1)), f"only {reached} were tried"
     compare(config, cases)
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.name)
+def test_golden_model_checks_alike(config, seed):
+    rng = random.Random(seed)
+    for _ in range(2000):
+        queue, word = nearly_legal(config, rng)
+        try:
+            golden.check_word(word.to_bytes(WORD_BITS // 8, "little"), queue, config)
+            verdict = LEGAL
+        except golden._Illegal as illegal:
+            verdict = (illegal.code, illegal.field)
+        assert verdict == expected(word, queue, config), f"queue {queue}, word {word:#x}"
 
 
 def test_takes_a_word_in_four_cycles_and_answers_in_time(seed):
