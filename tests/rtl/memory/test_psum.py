@@ -1,0 +1,191 @@
+"""PSUM against binary32 addition in numpy: commands rippling, reads beside them, reset."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from amaranth.hdl import Fragment
+from amaranth.sim import Simulator
+from makalu.rtl.arch.config import SMALL, TINY, TRN
+from makalu.rtl.arch.formats import CANONICAL_NAN
+from makalu.rtl.interfaces import SBUF_READ_CYCLES
+from makalu.rtl.lib.replicate import Library
+from makalu.rtl.memory.psum import PSUM_RAW_CYCLES, Psum
+
+SPECIAL = np.array(
+    [0, 0x80000000, 1, 0x80000001, 0x7F800000, 0xFF800000, CANONICAL_NAN, 0x7F7FFFFF, 0x00800000],
+    np.uint32,
+)
+
+
+def random_sums(rng, shape):
+    """Canonical binary32 bits: every exponent, some near each other, some special."""
+    bits = rng.integers(0, 1 << 32, shape, np.uint32)
+    near = (rng.standard_normal(shape) * 8).astype(np.float32).view(np.uint32)
+    bits = np.where(rng.random(shape) < 0.6, near, bits)
+    bits = np.where(rng.random(shape) < 0.1, rng.choice(SPECIAL, shape), bits)
+    return np.where(np.isnan(bits.view(np.float32)), CANONICAL_NAN, bits).astype(np.uint32)
+
+
+def add(a, b):
+    with np.errstate(all="ignore"):
+        total = a.view(np.float32) + b.view(np.float32)
+    return np.where(np.isnan(total), CANONICAL_NAN, total.view(np.uint32)).astype(np.uint32)
+
+
+class Bench:
+    """Drives columns of sums with the skew of the array, and reads, cycle by cycle."""
+
+    def __init__(self, config):
+        self.config = config
+        self.dut = Psum(config=config)
+
+    def run(self, script):
+        """``script(cycle)`` gives ``(command, sums, read)``, each or all ``None``.
+
+        The run ends 40 cycles after the script.
+        """
+        config, dut = self.config, self.dut
+        answers = {}
+
+        async def testbench(ctx):
+            skewed = {}  # cycle -> {partition: sum}
+            expected = {}
+            idle, cycle = 0, 0
+            while idle < 40:
+                step = script(cycle)
+                if step is None:
+                    idle += 1
+                command, sums, read = step or (None, None, None)
+                ctx.set(dut.command.valid, command is not None)
+                if command is not None:
+                    ctx.set(dut.command, {"valid": 1, **command})
+                    for p in range(config.partitions):
+                        skewed.setdefault(cycle + 1 + p // 4, {})[p] = int(sums[p])
+                now = skewed.pop(cycle, {})
+                word = sum(now.get(p, 0xDEADBEEF) << 32 * p for p in range(config.partitions))
+                ctx.set(dut.sums, word)
+                ctx.set(dut.read.valid, read is not None)
+                if read is not None:
+                    ctx.set(dut.read.bank, read[0])
+                    ctx.set(dut.read.word, read[1])
+                    expected[cycle + SBUF_READ_CYCLES] = cycle
+                if cycle in expected:
+                    answers[expected.pop(cycle)] = np.array(
+                        [ctx.get(dut.read.data[p]) for p in range(config.partitions)], np.uint32
+                    )
+                await ctx.tick()
+                cycle += 1
+            self.memory = np.array(
+                [
+                    [[ctx.get(bank[w]) for w in range(config.psum_bank_words)] for bank in s.banks]
+                    for s in dut.slices
+                ],
+                np.uint32,
+            )
+
+        sim = Simulator(dut)
+        sim.add_clock(1e-6)
+        sim.add_testbench(testbench)
+        sim.run()
+        return answers
+
+
+def test_random_traffic(rng):
+    """Commands as close as the rule allows, to all banks; reads of the other banks."""
+    config = replace(TINY, rows=8, psum_banks=4)
+    b = Bench(config)
+    model = np.zeros((8, 4, config.psum_bank_words), np.uint32)
+    recent = []
+    reads = {}
+
+    def script(cycle):
+        if cycle >= 400:
+            return None
+        command, sums = None, None
+        if rng.random() < 0.8:
+            accumulate = int(rng.random() < 0.7)
+            bank, word = int(rng.integers(4)), int(rng.integers(3))
+            too_close = (bank, word) in recent[-(PSUM_RAW_CYCLES - 1) :]
+            if not (accumulate and too_close):
+                columns = int(rng.integers(0, 9))
+                sums = random_sums(rng, 8)
+                command = {
+                    "accumulate": accumulate, "bank": bank, "word": word, "columns": columns,
+                }  # fmt: skip
+                cell = model[:columns, bank, word]
+                new = sums[:columns]
+                model[:columns, bank, word] = add(cell, new) if accumulate else new
+        recent.append(None if command is None else (command["bank"], command["word"]))
+        # A bank that no command is in, nor was lately.
+        busy = {where[0] for where in recent[-12:] if where}
+        quiet = [bank for bank in range(4) if bank not in busy]
+        read = None
+        if quiet:
+            read = int(rng.choice(quiet)), int(rng.integers(3))
+            reads[cycle] = read, model[:, read[0], read[1]].copy()
+        return command, sums, read
+
+    answers = b.run(script)
+    np.testing.assert_array_equal(b.memory, model)
+    assert len(reads) > 5
+    for cycle, (where, want) in reads.items():
+        np.testing.assert_array_equal(answers[cycle], want, err_msg=f"cycle {cycle}, {where}")
+
+
+@pytest.mark.parametrize("late", [0, 1, 5])
+def test_a_read_sees_a_sum_as_soon_as_documented(late, rng):
+    config = replace(TINY, rows=8)
+    b = Bench(config)
+    sums = random_sums(rng, 8)
+    at = b.dut.write_cycles + late
+
+    def script(cycle):
+        command = {"accumulate": 1, "bank": 2, "word": 3, "columns": 8} if cycle == 0 else None
+        return (command, sums, (2, 3) if cycle == at else None) if cycle <= at else None
+
+    answers = b.run(script)
+    np.testing.assert_array_equal(answers[at], add(sums, np.zeros(8, np.uint32)))
+
+
+def test_accumulating_at_the_shortest_distance(rng):
+    b = Bench(TINY)
+    columns = [random_sums(rng, 4) for _ in range(40)]
+    total = np.full(4, 0x80000000, np.uint32)
+    for i, sums in enumerate(columns):
+        total = add(total, sums) if i else sums
+
+    def script(cycle):
+        i, rest = divmod(cycle, PSUM_RAW_CYCLES)
+        if i >= len(columns):
+            return None
+        command = {"accumulate": i > 0, "bank": 1, "word": 0, "columns": 4}
+        return (command, columns[i], None) if rest == 0 else (None, None, None)
+
+    b.run(script)
+    np.testing.assert_array_equal(b.memory[:, 1, 0], total)
+
+
+def test_overwriting_is_exact_whatever_was_there():
+    """Old NaN and infinities do not matter; -0 stays -0."""
+    b = Bench(TINY)
+    values = [CANONICAL_NAN, 0x80000000, 0x7F800000, 0, 0xFF800000, 0x80000000, 1]
+
+    def script(cycle):
+        if cycle >= len(values):
+            return None
+        command = {"accumulate": 0, "bank": 0, "word": 5, "columns": 4}
+        return command, [values[cycle]] * 4, None
+
+    for count in (2, 3, len(values)):
+        values, rest = values[:count], values[count:]
+        b.run(script)
+        assert b.memory[:, 0, 5].tolist() == [values[-1]] * 4
+        values += rest
+
+
+@pytest.mark.parametrize("config", [SMALL, TRN], ids=lambda c: c.name)
+def test_export_defines_one_slice(config):
+    library = Library()
+    Fragment.get(Psum(config=config), library)
+    assert list(library.components) == ["psum_slice"]
