@@ -165,6 +165,7 @@ class DmaPlanner(wiring.Component):
             owner.eq(self.current),
             words.addr.eq(Cat(index, owner)),
             self.done.tag.eq(self.current),
+            self.done.buffer.eq(0),
         ]
 
         def read(name, side=None):

@@ -1,6 +1,7 @@
 """DMA engine against a byte model, with memories that pause, are slow, and fail on demand."""
 
 from collections import deque
+from dataclasses import replace
 from itertools import pairwise
 from operator import attrgetter
 
@@ -822,6 +823,32 @@ def test_bits_beyond_the_last_field_are_refused(tiny):
         assert not tiny.updates
 
 
+def test_sbuf_that_does_not_fill_its_window_is_checked_to_the_byte():
+    """192 KiB of 256 KiB on the full machine; here 1536 bytes of 2 KiB, and the smallest bursts."""
+    config = replace(
+        TINY, name="ODD", sbuf_bytes=1536, dma_bursts=2, dma_burst_bytes=64, dma_queues=2
+    )
+    bench = Bench(config).start(latency=5)
+    side = sbuf(config, 0, 0, (1, 1536), (config.sbuf_partition_stride, 4))
+    bench.job(0, [Descriptor(0, hbm(0x7, (1, 6144)), side)])
+    bench.job(1, [Descriptor(0, hbm(0x2003, (1, 777)), hbm(0x3004, (1, 777)))])
+    bench.check()
+    for offset, dims in (
+        (0, ((1, 1537),)),
+        (1535, ((1, 2),)),
+        (1536, ((1, 1),)),
+        (0, ((512, 2), (1025, 2))),
+    ):
+        bench.start(latency=5)
+        n = DescriptorSide(0, dims).elements
+        bench.job(0, [Descriptor(0, sbuf(config, 0, offset, *dims), hbm(0x1000, (1, n)))])
+        wanted = bench.bus.memory.copy(), bench.sbuf.memory.copy()
+        bench.run()
+        bench.compare(wanted)
+        assert bench.error["code"] == ErrorCode.BAD_DESCRIPTOR
+        assert bench.error["field"] == field("src_address")
+
+
 def test_extremes_of_sbuf_are_in_range(tiny):
     """First and last byte of everything, backwards too."""
     tiny.start(latency=5)
@@ -1001,6 +1028,19 @@ def test_4_kib_move_at_8_bytes_per_cycle_each_way(small, descriptors, latencies)
     if descriptors[0].src.address < 1 << 40:
         assert small.bus.most >= 16
         assert small.bus.most_bytes >= min(4096, 1500)
+
+
+@pytest.mark.parametrize("load", [True, False], ids=["load", "store"])
+def test_runs_of_one_beat_cost_no_bubble(small, load):
+    """512 runs of 8 bytes in HBM, each across four partitions in SBUF."""
+    small.start(latency=20)
+    sides = [
+        hbm(0x1000, (2, 4), (16, 512)),
+        sbuf(SMALL, 4, 64, (SMALL.sbuf_partition_stride, 4), (2, 512)),
+    ]
+    small.job(0, [Descriptor(1, *(sides if load else sides[::-1]))])
+    small.check()
+    assert small.events["busy"] < 512 * 1.02 + 2 * 20 + 70
 
 
 def test_descriptors_follow_each_other_without_a_gap(small):
