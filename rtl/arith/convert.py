@@ -105,7 +105,7 @@ class CastIn(wiring.Component):
         s1_sign = Signal()
         s1_nan = Signal()
         s1_ready = Signal()
-        s1_word = Signal(32)
+        s1_word = Signal(32, reset_less=True)
         s1_exp = Signal(8)
         m.d.sync += [
             s1_sign.eq(sign),
@@ -179,9 +179,9 @@ class CastOut(wiring.Component):
         s1_nan = Signal()
         s1_dtype = Signal(4)
         s1_saturate = Signal()
-        s1_sig = Signal(32)
-        s1_shift = Signal(6)
-        s1_base = Signal(31)
+        s1_sig = Signal(32, reset_less=True)
+        s1_shift = Signal(6, reset_less=True)
+        s1_base = Signal(31, reset_less=True)
         s1_huge = Signal()
         m.d.sync += [
             s1_sign.eq(self.value[31]),

@@ -25,17 +25,24 @@ class CompiledComponent:
     ----------
     component : :class:`~amaranth.lib.wiring.Component`
         Uses the ``sync`` domain only; ports of at most 64 bits.
+    change : callable(:class:`str`), optional
+        Changes the Verilog before it is compiled.
+    extra_inputs : :class:`dict`, optional
+        Width by name of the inputs that ``change`` adds.
     """
 
-    def __init__(self, component):
+    def __init__(self, component, *, change=None, extra_inputs=None):
         self.inputs, self.outputs = {}, {}
         for path, member, _ in component.signature.flatten(component):
             ports = self.inputs if member.flow == wiring.In else self.outputs
             ports["__".join(str(part) for part in path)] = _word(
                 len(component_port(component, path))
             )
+        self.inputs |= {name: _word(width) for name, width in (extra_inputs or {}).items()}
         name = type(component).__name__.lower()
         text = verilog.convert(component, name="dut", emit_src=False, strip_internal_attrs=True)
+        if change is not None:
+            text = change(text)
         try:
             library = toolchain.build_verilated(
                 name=name, verilog=text, top="dut", glue=self._glue(clocked=" clk" in text)
