@@ -539,6 +539,30 @@ def test_latency_is_as_documented(space, rng):
     assert bench.updates[0][0] == issued + setup + 2 + VECTOR_CYCLES == issued + setup + 11
 
 
+def test_the_waveform_of_the_docstring_is_true(rng):
+    bench = Bench(CONFIG, rng)
+    dut = bench.dut
+    lines = VectorEngine.__doc__.split("With ``N`` = 2, from SBUF::\n\n")[1].split("\n\n")[0]
+    header, *rows = lines.splitlines()
+    columns = len(header.split()) - 1
+    assert len(rows) == 4
+
+    async def body(ctx):
+        instruction = copy(line(BF16, 512, 2), line(FP32, 0, 2), update=update())
+        ctx.set(dut.instructions.p.word, int.from_bytes(instruction.encode(), "little"))
+        ctx.set(dut.instructions.valid, 1)
+        for cycle in range(columns):
+            for row in rows:
+                name, *values = row.split()
+                port, member = name.split(".")
+                got = ctx.get(getattr(getattr(dut, port), member))
+                assert got == int(values[cycle]), f"{name} at cycle {cycle}: {got}"
+            await ctx.tick()
+            ctx.set(dut.instructions.valid, 0)
+
+    bench.run(body)
+
+
 @pytest.mark.parametrize("kind", ["sbuf", "psum", "memset"])
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 17])
 def test_issue_interval_is_the_number_of_elements(kind, count, rng):
