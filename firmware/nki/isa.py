@@ -170,8 +170,22 @@ def nc_matmul(
     written = dst.storage.written
     if accumulate is None:
         accumulate = region in written or _was_written(trace, dst, d, written)
+    elif accumulate and region not in written and not _touched(d, written):
+        if not dst.storage.fresh:
+            raise trace.error(
+                f"nc_matmul: accumulate=True, but no matmul has written dst {dst} before; "
+                "use accumulate=None, or allocate it with nl.zeros"
+            )
+        accumulate = False
     written[region] = True
     trace.ops.append(_trace.Op(_trace.MATMUL, d, s, m, bool(accumulate), trace.location()))
+
+
+def _touched(access, written):
+    """Whether earlier matmuls wrote any of a region."""
+    low, high = _hull(access.offset, access.dims)
+    hulls = (_hull(offset, dims) for _, offset, dims in written)
+    return any(first < high and low < last for first, last in hulls)
 
 
 def _was_written(trace, dst, access, written):

@@ -5,10 +5,11 @@ from . import trace as _trace
 from .tensor import KernelError, NkiTensor
 
 __all__ = [
-    "affine_range", "bfloat16", "broadcast_to", "ds", "float8_e3m4", "float8_e4m3", "float8_e4m3fn",
-    "float8_e5m2", "float16", "float32", "hbm", "int8", "int16", "int32", "ndarray", "num_programs",
-    "private_hbm", "program_id", "program_ndim", "psum", "sbuf", "sequential_range", "shared_hbm",
-    "static_range", "tfloat32", "tile_size", "uint8", "uint16", "uint32", "zeros",
+    "affine_range", "bfloat16", "broadcast_to", "copy", "ds", "float8_e3m4", "float8_e4m3",
+    "float8_e4m3fn", "float8_e5m2", "float16", "float32", "hbm", "int8", "int16", "int32", "load",
+    "ndarray", "num_programs", "private_hbm", "program_id", "program_ndim", "psum", "sbuf",
+    "sequential_range", "shared_hbm", "static_range", "store", "tfloat32", "tile_size", "uint8",
+    "uint16", "uint32", "zeros",
 ]  # fmt: skip
 
 float32 = _formats.FP32
@@ -156,6 +157,31 @@ def zeros(shape, dtype, buffer=None, name=""):
             f"{view}: nl.zeros fills SBUF or PSUM; copy zeros from SBUF to HBM"
         )
     return view
+
+
+def load(src, dtype=None):
+    """A new SBUF tile with the contents of an HBM view."""
+    from . import isa
+
+    tile = ndarray(src.shape, src.dtype if dtype is None else dtype, buffer=sbuf)
+    isa.dma_copy(tile, src)
+    return tile
+
+
+def store(dst, value):
+    """Copy an SBUF tile to an HBM view."""
+    from . import isa
+
+    isa.dma_copy(dst, value)
+
+
+def copy(src, dtype=None):
+    """A new SBUF tile with the contents of a tile in SBUF or PSUM."""
+    from . import isa
+
+    tile = ndarray(src.shape, src.dtype if dtype is None else dtype, buffer=sbuf)
+    isa.tensor_copy(tile, src)
+    return tile
 
 
 def broadcast_to(src, shape):

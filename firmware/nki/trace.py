@@ -1,6 +1,7 @@
 """Tracing: run a kernel once on shapes and record what it asks the engines to do."""
 
 import functools
+import gc
 import inspect
 import linecache
 import re
@@ -273,7 +274,14 @@ class Kernel:
         """Trace, compile and return a :class:`~firmware.program.Program`."""
         from ..compiler import compile_trace
 
-        return compile_trace(self.trace(config, *args, **kwargs))
+        # Many small objects live until the program is done: collecting in between finds nothing.
+        collecting = gc.isenabled()
+        gc.disable()
+        try:
+            return compile_trace(self.trace(config, *args, **kwargs))
+        finally:
+            if collecting:
+                gc.enable()
 
 
 def jit(function=None, **options):

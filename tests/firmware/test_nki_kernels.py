@@ -1,12 +1,11 @@
 """Kernels as users write them: the staircase of matmuls, ragged edges, transposes, casts."""
 
-import ml_dtypes
-import numpy as np
-import pytest
-
 import makalu.nki as nki
 import makalu.nki.isa as nisa
 import makalu.nki.language as nl
+import ml_dtypes
+import numpy as np
+import pytest
 from makalu.rtl.arch.config import SMALL, TINY
 
 
@@ -164,10 +163,24 @@ def test_casts_broadcast_and_fill(machine):
         return out
 
     row = np.arange(8, dtype=np.float32)[None] * 1.25
-    want = np.broadcast_to(np.rint((row).astype(ml_dtypes.bfloat16).astype(np.float32)), (4, 8)).copy()
+    want = np.broadcast_to(
+        np.rint((row).astype(ml_dtypes.bfloat16).astype(np.float32)), (4, 8)
+    ).copy()
     want[1, ::2] = 7
     got = machine(TINY, seed=5).run(kernel.compile(TINY, row), {"row": row})["out"]
     np.testing.assert_array_equal(got, want)
+
+
+def test_load_copy_store(machine):
+    @nki.jit
+    def kernel(a):
+        out = nl.ndarray(a.shape, nl.float16, buffer=nl.shared_hbm)
+        nl.store(out, value=nl.copy(nl.load(a), dtype=nl.float16))
+        return out
+
+    a = np.arange(12, dtype=np.float32).reshape(3, 4)
+    got = machine(TINY).run(kernel.compile(TINY, a), {"a": a})["out"]
+    np.testing.assert_array_equal(got, a)
 
 
 def test_several_outputs_and_scratch(machine):
