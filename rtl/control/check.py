@@ -122,8 +122,7 @@ class _Fixed(wiring.Component):
 
         # Stage 1: one flag for each thing that can be wrong.
         on_this_queue = Cat(
-            self.chosen[i]
-            & Cat(self.queue == engine for engine in cls.engines).any()
+            self.chosen[i] & Cat(self.queue == engine for engine in cls.engines).any()
             for i, cls in enumerate(classes)
         ).any()
         illegal = Signal()
@@ -288,9 +287,7 @@ class _Operand(wiring.Component):
         m.d.sync += [
             # PSUM holds words of four bytes.
             bad_dtype.eq(~known | (ap.space == Space.PSUM) & ~words),
-            bad_space.eq(
-                ~Cat((ap.space == space) & rules.spaces[space] for space in Space).any()
-            ),
+            bad_space.eq(~Cat((ap.space == space) & rules.spaces[space] for space in Space).any()),
         ]
         start, count = ap.start_partition, ap.num_partitions
         bad_partition = Signal()
@@ -493,9 +490,7 @@ class Checker(wiring.Component):
                         rules = _rules_of(cls, k, config)
                         if rules is not None:
                             with m.If(chosen[i]):
-                                m.d.comb += operand.rules.eq(
-                                    Const(rules, _rules_layout(config))
-                                )
+                                m.d.comb += operand.rules.eq(Const(rules, _rules_layout(config)))
 
         def after(name, value, cycles):
             for i in range(cycles):

@@ -25,8 +25,8 @@ from .semaphore import SOURCE_DMA, Semaphores
 
 __all__ = ["RESET_CYCLES", "SETTLE_CYCLES", "Control"]
 
-RESET_CYCLES = 8
-"""Length of a reset of the engines."""
+RESET_CYCLES = 16
+"""Length of a reset of the engines; the checker runs empty meanwhile."""
 
 SETTLE_CYCLES = 4
 """How long everything must have been quiet before a run is done: engines may present their ``busy``
@@ -119,6 +119,8 @@ class Control(wiring.Component):
     def elaborate(self, platform):
         m = Module()
         config = self.config
+        # No verdict of a word from before a reset may come after it.
+        assert RESET_CYCLES > Checker.LATENCY_CYCLES + 1
         m.submodules.registers = registers = self.registers
         m.submodules.fetcher = fetch = Fetch(config=config)
         m.submodules.store = store = InstructionStore(config=config)
@@ -128,7 +130,7 @@ class Control(wiring.Component):
         m.submodules.counters = counters = Counters()
         queues = [InstructionQueue(config=config, engine=engine) for engine in Engine]
         for queue in queues:
-            m.submodules[f"queue_{queue.engine.name.lower()}"] = queue
+            m.submodules[f"{queue.engine.name.lower()}_queue"] = queue
 
         # State of the machine
         start = Signal()
@@ -347,5 +349,3 @@ class Control(wiring.Component):
                 with m.If(~semaphores.sweeping):
                     m.next = "READY"
         return m
-
-

@@ -101,5 +101,3 @@ class Counters(wiring.Component):
         with m.If(self.clear):
             m.d.sync += empty.eq(~0)
         return m
-
-

@@ -288,9 +288,7 @@ class HostRegisters(wiring.Component):
         step = Signal(range(READ_CYCLES + 1))
         begin = Signal()
         m.d.comb += [
-            begin.eq(
-                has_address & (step == 0) & ~host.rvalid & ~(in_semaphores & self.sweeping)
-            ),
+            begin.eq(has_address & (step == 0) & ~host.rvalid & ~(in_semaphores & self.sweeping)),
             self.counter_read.eq(
                 begin
                 & aligned
@@ -325,5 +323,3 @@ class HostRegisters(wiring.Component):
             ]
         with m.Elif(host.rready):
             m.d.sync += host.rvalid.eq(0)
-
-

@@ -166,5 +166,3 @@ class Semaphores(wiring.Component):
         with m.If(self.clear):
             m.d.sync += pending.eq(0)
         return m
-
-
