@@ -5,10 +5,10 @@ from functools import cache
 
 import numpy as np
 import pytest
-from amaranth.hdl import Module, ResetInserter, Signal
+from amaranth.hdl import Fragment, Module, ResetInserter, Signal
 from amaranth.lib import wiring
 from amaranth.sim import Simulator
-from makalu.rtl.arch.config import TINY
+from makalu.rtl.arch.config import TINY, TRN
 from makalu.rtl.arch.formats import (
     BF16,
     CANONICAL_NAN,
@@ -32,6 +32,7 @@ from makalu.rtl.arch.isa import (
 )
 from makalu.rtl.engines.tensor import MIN_INTERVAL, TensorEngine
 from makalu.rtl.interfaces import SBUF_READ_CYCLES
+from makalu.rtl.lib.replicate import Library
 
 # The reference ------------------------------------------------------------------------------------
 
@@ -659,3 +660,13 @@ def test_no_elements(rng):
     program = [load(BF16, 0, ((1, 4),)), *none, matmul(BF16, 64, ((1, 16),)), *none]
     run = b.run(program, rng=rng)
     assert sorted(s for _, s in run.updates) == [1, 1, 2, 2, 3, 3, 4, 4]
+
+
+def test_export_defines_each_component_once():
+    library = Library()
+    pending = [TensorEngine(config=TRN)]
+    while pending:
+        known = set(library.components)
+        Fragment.get(pending.pop(), library)
+        pending += [c for name, c in library.components.items() if name not in known]
+    assert sorted(library.components) == ["block", "edge", "pe", "psum_slice", "quad", "row"]

@@ -444,3 +444,13 @@ def test_starving_dma_gets_one_cycle_between_waves():
     assert run.intervals(n) == [n] * 3
     run = bench(SMALL).run(program(((1, n),)), starving=lambda cycle: 3)
     assert run.intervals(n) == [n] * 3
+
+
+def test_beats_overtake_only_within_their_load(rng):
+    """Loads of one beat each, in the way of a moving operand of 4-byte elements."""
+    offsets = [16 * int(rng.integers(64)) for _ in range(60)]
+    loads = [load(SMALL, 4, FP32, offset=offset) for offset in offsets]
+    run = bench(SMALL).run([matmul(SMALL, 128, FP32, offset=4096), *loads], every=1)
+    assert run.counts["wait_sbuf"]
+    assert [address for _, address in run.weights()[::4]] == offsets
+    assert [s for _, s in run.updates].count(LOAD) == 60
