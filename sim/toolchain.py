@@ -412,9 +412,17 @@ def runtime_objects(names, cxx, verilator, opt, jobs, *, without=()):
     return [folder / f"{name}.o" for name in names]
 
 
+_MODULE = re.compile(r"^(?:\(\*[^\n]*\*\)\n)*module (\S+?) ?\(.*?^endmodule\n", re.M | re.S)
+
+
+def _without_modules(verilog, names):
+    """Verilog text less the definitions of some modules."""
+    return _MODULE.sub(lambda match: "" if match[1] in names else match[0], verilog)
+
+
 def verilate_into(
-    work, *, name, verilog, top, glue, config="", defines=(), verilator_args=(), opt="-O2", jobs=2,
-    progress=None, keep=False,
+    work, *, name, verilog, top, glue, config="", blocks=(), defines=(), verilator_args=(),
+    opt="-O2", jobs=2, progress=None, keep=False,
 ):  # fmt: skip
     """Do what :func:`build_verilated` does, in folder ``work``; return the library's path there."""
     verilator, cxx = find_verilator(), find_cxx()
@@ -427,37 +435,55 @@ def verilate_into(
     build.mkdir()
     source, model = build / f"{name}.v", build / "model"
     source.write_text(verilog)
-    inputs = [str(source)]
+    control = []
     if config:
         (build / f"{name}.vlt").write_text(config)
-        inputs.insert(0, str(build / f"{name}.vlt"))
+        control = [str(build / f"{name}.vlt")]
     report("verilating", 0.0)
     environment = {**os.environ, "VERILATOR_ROOT": str(verilator.root)}
+    common = [
+        *verilator.command, *_VERILATOR_FLAGS, *verilator_args, *(f"-D{d}" for d in defines)
+    ]  # fmt: skip
+    # A block is verilated by itself, once; the top gets a wrapper in place of its module.
+    run_all(
+        [
+            [*common, "--lib-create", block, "--top-module", block, "--prefix", f"V{block}",
+             "--Mdir", str(build / block), *control, str(source)]
+            for block in blocks
+        ],
+        cwd=build, env=environment, jobs=jobs,
+    )  # fmt: skip
+    wrappers = [str(build / block / f"{block}.sv") for block in blocks]
+    if blocks:
+        source = build / f"{name}_top.v"
+        source.write_text(_without_modules(verilog, set(blocks)))
     run_all(
         [[
-            *verilator.command, *_VERILATOR_FLAGS, *verilator_args, *(f"-D{d}" for d in defines),
-            "--top-module", top, "--prefix", "Vtop", "--Mdir", str(model), *inputs,
+            *common, "--top-module", top, "--prefix", "Vtop", "--Mdir", str(model), *control,
+            str(source), *wrappers,
         ]],
         cwd=build, env=environment,
     )  # fmt: skip
 
-    lists = _make_lists(model / "Vtop_classes.mk")
-    fast = [*lists.get("VM_CLASSES_FAST", ()), *lists.get("VM_SUPPORT_FAST", ())]
-    slow = [*lists.get("VM_CLASSES_SLOW", ()), *lists.get("VM_SUPPORT_SLOW", ())]
-    runtime = sorted({*lists.get("VM_GLOBAL_FAST", ()), *lists.get("VM_GLOBAL_SLOW", ())})
-    report("compiling", 0.1)
-    shared_objects = runtime_objects(runtime, cxx, verilator, opt, jobs)
-
     (build / "glue.cpp").write_text(glue)
-    units = [(build / "glue.cpp", opt)]
-    units += [(model / f"{unit}.cpp", opt) for unit in fast]
-    units += [(model / f"{unit}.cpp", "-O1") for unit in slow]
+    units, runtime = [(build / "glue.cpp", opt, model)], set()
+    for prefix, folder in [("Vtop", model), *((f"V{block}", build / block) for block in blocks)]:
+        lists = _make_lists(folder / f"{prefix}_classes.mk")
+        for kind, level in (("FAST", opt), ("SLOW", "-O0")):  # what is slow runs once
+            for unit in (*lists.get(f"VM_CLASSES_{kind}", ()), *lists.get(f"VM_SUPPORT_{kind}", ())):
+                units.append((folder / f"{unit}.cpp", level, folder))
+            runtime.update(lists.get(f"VM_GLOBAL_{kind}", ()))
+        if folder is not model:
+            units.append((folder / f"{folder.name}.cpp", opt, folder))
+    report("compiling", 0.1)
+    shared_objects = runtime_objects(sorted(runtime), cxx, verilator, opt, jobs)
+    units = list(dict.fromkeys(units))
     units.sort(key=lambda unit: -unit[0].stat().st_size)  # the longest first: no lone straggler
     objects, commands = [], []
-    for unit, level in units:
+    for unit, level, folder in units:
         objects.append(unit.with_suffix(".o"))
         commands.append(
-            [*cxx, *_cxx_flags(cxx, verilator, level), f"-I{model}", "-c", str(unit), "-o",
+            [*cxx, *_cxx_flags(cxx, verilator, level), f"-I{folder}", "-c", str(unit), "-o",
              str(objects[-1])]
         )  # fmt: skip
     run_all(
@@ -479,8 +505,8 @@ def verilate_into(
 
 
 def build_verilated(
-    *, name, verilog, top, glue, config="", defines=(), verilator_args=(), opt="-O2", jobs=2,
-    progress=None,
+    *, name, verilog, top, glue, config="", blocks=(), defines=(), verilator_args=(), opt="-O2",
+    jobs=2, progress=None,
 ):  # fmt: skip
     """Compile Verilog with Verilator to a shared library, once.
 
@@ -497,6 +523,9 @@ def build_verilated(
         ``extern "C"`` functions of the library.
     config : :class:`str`
         Text of a Verilator ``.vlt`` file (``public_flat_rw``, ``no_inline``, ...).
+    blocks : sequence of :class:`str`
+        Modules with many instances: each is compiled once and called, instead of being copied into
+        the top once per instance. None may contain another.
     defines, verilator_args : sequences of :class:`str`
     opt : :class:`str`
         Optimisation level of the C++ compiler.
@@ -516,15 +545,15 @@ def build_verilated(
     """
     verilator, cxx = find_verilator(), find_cxx()
     key = hash_of(
-        name, verilog, top, glue, config, tuple(defines), tuple(verilator_args), opt,
+        name, verilog, top, glue, config, tuple(blocks), tuple(defines), tuple(verilator_args), opt,
         _VERILATOR_FLAGS, cxx, tool_version(cxx), target_flags(cxx), verilator.version,
         processor(),
     )  # fmt: skip
 
     def build(work):
         verilate_into(
-            work, name=name, verilog=verilog, top=top, glue=glue, config=config, defines=defines,
-            verilator_args=verilator_args, opt=opt, jobs=jobs, progress=progress,
+            work, name=name, verilog=verilog, top=top, glue=glue, config=config, blocks=blocks,
+            defines=defines, verilator_args=verilator_args, opt=opt, jobs=jobs, progress=progress,
         )  # fmt: skip
 
     return cached("verilated", name, key, build) / f"{name}.so"

@@ -22,7 +22,15 @@ from ..lib.replicate import Replicated
 from ..lib.select import RoundRobin
 from ..lib.stream import connect_streams
 from ..memory.psum import PSUM_RAW_CYCLES, Psum, PsumCommand
-from .array import ARRAY_CYCLES, EDGE_CYCLES, QUAD, ROW_SKEW, Array, Edge, EdgeControl
+from .array import (
+    ARRAY_CYCLES,
+    EDGE_CYCLES,
+    QUAD,
+    ROW_SKEW,
+    ArrayBlock,
+    EdgeControl,
+    block_rows,
+)
 from .tensor_units import MIN_INTERVAL, Dispatcher, LoadUnit, MatmulUnit, command_port
 
 __all__ = ["MIN_INTERVAL", "TensorEngine", "TensorSequencer"]
@@ -262,7 +270,6 @@ class TensorEngine(wiring.Component):
         m = Module()
         config = self.config
         m.submodules.sequencer = sequencer = self.sequencer
-        m.submodules.array = array = Array(config=config)
         m.submodules.psum = psum = self.psum
 
         connect(m, flipped(self.instructions), sequencer.instructions)
@@ -280,16 +287,20 @@ class TensorEngine(wiring.Component):
             self.busy.eq(sequencer.busy),
             self.events.eq(sequencer.events),
             psum.command.eq(sequencer.psum),
-            psum.sums.eq(array.sums),
         ]
-        for p in range(config.partitions):
-            edge = Edge(config=config)
-            m.submodules[f"edge{p}"] = Replicated(edge, "edge")
-            connect(m, edge.o, array.i[p])
+        rows = block_rows(config)
+        above = 0
+        for b in range(config.rows // rows):
+            block = ArrayBlock(config=config)
+            m.submodules[f"block{b}"] = Replicated(block, "block")
+            here = range(rows * b, rows * (b + 1))
             m.d.comb += [
-                edge.index.eq(p),
-                edge.control.eq(sequencer.control),
-                edge.moving.eq(self.moving.data[p]),
-                edge.weights.eq(self.weights.data[p]),
+                block.index.eq(b),
+                block.control.eq(sequencer.control),
+                block.moving.eq(Cat(self.moving.data[p] for p in here)),
+                block.weights.eq(Cat(self.weights.data[p] for p in here)),
+                block.psum_in.eq(above),
             ]
+            above = block.psum_out
+        m.d.comb += psum.sums.eq(above)
         return m

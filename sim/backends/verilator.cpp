@@ -14,8 +14,12 @@
 
 namespace {
 
+struct Context : VerilatedContext {
+    Context() { Verilated::threadContextp(this); }  // blocks are made in the thread's context
+};
+
 struct Machine {
-    VerilatedContext context;
+    Context context;
     Vtop model{&context};
     uint64_t* hbm = nullptr;
     uint64_t cycles = 0;
@@ -37,6 +41,11 @@ struct Machine {
 
 constexpr int patience = 10000;  // cycles that the register bus may take to answer
 thread_local Machine* current;   // whose HBM the model being evaluated reads
+
+void enter(Machine* m) {
+    current = m;
+    Verilated::threadContextp(&m->context);
+}
 
 int reg_write(Machine* m, uint32_t address, uint32_t value) {
     Vtop& t = m->model;
@@ -102,7 +111,7 @@ void* machine_open(uint64_t words, uint64_t bytes_per_cycle, uint64_t latency, u
         delete m;
         return nullptr;
     }
-    current = m;
+    enter(m);
     MAKALU_SETTINGS
     m->model.rst = 0;
     m->cycle();
@@ -111,10 +120,12 @@ void* machine_open(uint64_t words, uint64_t bytes_per_cycle, uint64_t latency, u
 
 void machine_close(void* p) {
     auto m = static_cast<Machine*>(p);
-    current = m;
+    enter(m);
     m->model.final();
     free(m->hbm);
     delete m;
+    current = nullptr;
+    Verilated::threadContextp(Verilated::defaultContextp());
 }
 
 void* machine_hbm(void* p) { return static_cast<Machine*>(p)->hbm; }
@@ -139,24 +150,24 @@ uint64_t machine_memories(void* p, char* text, uint64_t size) {
 
 // Both return the response code, or -1 if there was none.
 int machine_reg_write(void* p, uint32_t address, uint32_t value) {
-    current = static_cast<Machine*>(p);
+    enter(static_cast<Machine*>(p));
     return reg_write(current, address, value);
 }
 
 int machine_reg_read(void* p, uint32_t address, uint32_t* value) {
-    current = static_cast<Machine*>(p);
+    enter(static_cast<Machine*>(p));
     return reg_read(current, address, value);
 }
 
 void machine_step(void* p, uint64_t cycles) {
-    current = static_cast<Machine*>(p);
+    enter(static_cast<Machine*>(p));
     while (cycles--) current->cycle();
 }
 
 // Reads register `address` until none of the bits in `mask` is set: 0, or until `cycles` have
 // passed: 1, or until the bus fails: -1.
 int machine_run(void* p, uint32_t address, uint32_t mask, uint64_t cycles) {
-    current = static_cast<Machine*>(p);
+    enter(static_cast<Machine*>(p));
     uint64_t end = current->cycles + cycles;
     do {
         uint32_t value = 0;

@@ -24,6 +24,7 @@ __all__ = ["VerilatorMachine", "build"]
 
 _TOP = "sim_top"
 _GLUE = Path(__file__).with_suffix(".cpp")
+_BLOCKS = ("row", "array_edge", "sbuf_slice", "psum_slice", "vector_lane", "dma_engine")
 _VERILATOR_ARGS = ("--output-split", "20000", "--output-split-cfuncs", "2000")
 
 
@@ -109,6 +110,7 @@ def build(config, *, progress=None, jobs=2):
         toolchain.target_flags(cxx),
         toolchain.processor(),
         _VERILATOR_ARGS,
+        _BLOCKS,
     )
 
     def report(text, fraction):
@@ -131,6 +133,7 @@ def build(config, *, progress=None, jobs=2):
             top=_TOP,
             glue=f"#define MAKALU_SETTINGS {_settings_statements()}\n" + _GLUE.read_text(),
             config="\n".join([*lines, ""]),
+            blocks=_BLOCKS,
             verilator_args=_VERILATOR_ARGS,
             jobs=jobs,
             progress=lambda text, fraction: report(text, 0.2 + 0.8 * fraction),

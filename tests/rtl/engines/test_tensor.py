@@ -669,4 +669,4 @@ def test_export_defines_each_component_once():
         known = set(library.components)
         Fragment.get(pending.pop(), library)
         pending += [c for name, c in library.components.items() if name not in known]
-    assert sorted(library.components) == ["block", "edge", "pe", "psum_slice", "quad", "row"]
+    assert sorted(library.components) == ["array_edge", "block", "pe", "psum_slice", "quad", "row"]
