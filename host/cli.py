@@ -99,7 +99,9 @@ class _Bar:
     """A progress bar on a terminal, nothing elsewhere."""
 
     def __init__(self, console):
+        self.console = console
         self.shown = console.is_terminal
+        self.told = False
         self.progress = Progress(
             SpinnerColumn(),
             TextColumn("{task.description}"),
@@ -122,6 +124,15 @@ class _Bar:
     def say(self, text):
         """What happens now."""
         self.progress.update(self.task, description=text)
+
+    def building(self, text, fraction):
+        """Part of the simulator is built; told once where there is no terminal."""
+        if not self.shown and not self.told:
+            self.console.print("building the simulator, once; this takes a while", style="dim")
+        self.told = True
+        self.progress.update(
+            self.task, description=f"building: {text}", completed=fraction, total=1.0
+        )
 
     def __call__(self, issued, total, cycles):
         text = "running" if cycles is None else f"running, {cycles:,} cycles"
@@ -146,9 +157,10 @@ def _backend(name):
 def _open(config, backend, hbm_mib, bar):
     from .device import open_device
 
-    bar.say("building the simulator")
     hbm = None if hbm_mib is None else hbm_mib << 20
-    device = open_device(config, backend, hbm=hbm, progress=bar if bar.shown else None)
+    device = open_device(
+        config, backend, hbm=hbm, progress=bar if bar.shown else None, on_build=bar.building
+    )
     bar.say("compiling")
     return device
 
@@ -317,7 +329,12 @@ def demo(
                 )
 
             result = run_demo(
-                machine, backend, images=images, say=say, progress=progress if bar.shown else None
+                machine,
+                backend,
+                images=images,
+                say=say,
+                progress=progress if bar.shown else None,
+                on_build=bar.building,
             )
         if as_json:
             print(json.dumps(result.to_dict(), indent=1))

@@ -134,7 +134,15 @@ class DemoResult:
         }
 
 
-def run_demo(config="SMALL", backend="auto", *, images=256, say=lambda text: None, progress=None):
+def run_demo(
+    config="SMALL",
+    backend="auto",
+    *,
+    images=256,
+    say=lambda text: None,
+    progress=None,
+    on_build=None,
+):
     """Run the demonstration.
 
     Parameters
@@ -145,6 +153,8 @@ def run_demo(config="SMALL", backend="auto", *, images=256, say=lambda text: Non
         Told what happens next.
     progress : callable or ``None``
         Called with (layer, layers, instructions issued, instructions in all, cycles or ``None``).
+    on_build : callable or ``None``
+        As of :func:`~.device.open_device`.
     """
     began = time.perf_counter()
     say("training a network on 1,400 handwritten digits (numpy)")
@@ -155,7 +165,6 @@ def run_demo(config="SMALL", backend="auto", *, images=256, say=lambda text: Non
     reference = network.forward(test_x)
     layers = len(network.weights)
 
-    say("building the simulator (kept for the next time)")
     layer = 0
     reports, sums = [], []
 
@@ -163,7 +172,7 @@ def run_demo(config="SMALL", backend="auto", *, images=256, say=lambda text: Non
         if progress is not None:
             progress(layer, layers, issued, total, cycles)
 
-    with open_device(config, backend, progress=tell) as dev:
+    with open_device(config, backend, progress=tell, on_build=on_build) as dev:
         say(f"running {layers} layers on {dev.config.name}, {dev.backend}: {dev.backend_reason}")
 
         def on_core(x, w):

@@ -62,7 +62,7 @@ def _as_hbm(hbm, backend, config):
     raise TypeError(f"hbm must be an HbmConfig or a number of bytes, not {hbm!r}")
 
 
-def open_device(config="SMALL", backend="auto", *, hbm=None, progress=None):
+def open_device(config="SMALL", backend="auto", *, hbm=None, progress=None, on_build=None):
     """Open a device.
 
     Parameters
@@ -76,6 +76,9 @@ def open_device(config="SMALL", backend="auto", *, hbm=None, progress=None):
     progress : callable or ``None``
         Called while a program runs with (instructions issued, instructions in all, cycles or
         ``None``).
+    on_build : callable or ``None``
+        Called while the simulator is built with (what is being done, fraction of the whole behind);
+        not at all if it was built before.
 
     Raises
     ------
@@ -84,7 +87,7 @@ def open_device(config="SMALL", backend="auto", *, hbm=None, progress=None):
     :exc:`ToolMissing`
         If the backend asked for cannot be used here.
     """
-    return Device(config, backend, hbm=hbm, progress=progress)
+    return Device(config, backend, hbm=hbm, progress=progress, on_build=on_build)
 
 
 _opened = []  # weak references to devices, in the order in which they were opened
@@ -386,7 +389,7 @@ class Device:
         Called after each program run with (name of the program, :class:`RunReport`).
     """
 
-    def __init__(self, config="SMALL", backend="auto", *, hbm=None, progress=None):
+    def __init__(self, config="SMALL", backend="auto", *, hbm=None, progress=None, on_build=None):
         self._runner = None
         self.config = _as_config(config)
         self.backend, self.backend_reason = devices.choose(backend, self.config)
@@ -401,7 +404,7 @@ class Device:
         self._fault = None
         self._count = 0
         self._lock = threading.RLock()
-        self._runner = devices.start(self.backend, self.config, self.hbm, progress)
+        self._runner = devices.start(self.backend, self.config, self.hbm, on_build)
         _opened.append(weakref.ref(self))
         set_runner(_run_on_last_opened)
 

@@ -1,7 +1,8 @@
 """The ways to run a program: one module per way, one interface for the device.
 
 A module has ``missing(config)`` (why it cannot be used here, or ``None``) and ``start(config, hbm,
-progress)``, which returns a runner:
+on_build)``, which returns a runner; ``on_build`` (or ``None``) is told what is being done and the
+fraction of the whole behind.
 
 ===============================  =================================================================
 member                           meaning
@@ -115,6 +116,6 @@ def default_hbm(name, config):
     return HbmConfig(size_bytes=1 << 26 if config.rows < 64 else 1 << 28)
 
 
-def start(name, config, hbm, progress=None):
+def start(name, config, hbm, on_build=None):
     """Build and start backend ``name``."""
-    return _module(name).start(config, hbm, progress)
+    return _module(name).start(config, hbm, on_build)

@@ -15,9 +15,9 @@ def missing(config):
     del config
 
 
-def start(config, hbm, progress=None):
+def start(config, hbm, on_build=None):
     """A golden core with an HBM of that size."""
-    del progress
+    del on_build
     return GoldenRunner(config, hbm)
 
 

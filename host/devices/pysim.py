@@ -10,9 +10,10 @@ def missing(config):
     del config
 
 
-def start(config, hbm, progress=None):
+def start(config, hbm, on_build=None):
     """A core and its HBM in Amaranth's simulator."""
     from ...sim.backends.pysim import PysimMachine
 
-    del progress
+    if on_build is not None:
+        on_build("elaborating", 0.0)
     return RegisterRunner(PysimMachine(config, hbm))

@@ -18,13 +18,12 @@ def missing(config):
     return None
 
 
-def start(config, hbm, progress=None):
+def start(config, hbm, on_build=None):
     """A compiled core with its HBM; built once per configuration, then taken from the cache."""
     from ...sim.backends.verilator import VerilatorMachine
 
-    del progress
     try:
-        return RegisterRunner(VerilatorMachine(config, hbm))
+        return RegisterRunner(VerilatorMachine(config, hbm, progress=on_build))
     except toolchain.ToolMissing as error:
         raise ToolMissing(f"backend verilator: {error}") from None
     except toolchain.BuildError as error:
