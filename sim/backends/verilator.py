@@ -85,9 +85,10 @@ def _memory_modules(config, design):
 def _sources_hash():
     """Hash of everything in the package that a model is made of."""
     files = sorted(Path(rtl.__file__).parent.rglob("*.py"))
-    files += [Path(memory.__file__), Path(toolchain.__file__), Path(__file__), _GLUE]
+    files += [Path(memory.__file__), Path(toolchain.__file__), _GLUE]
     files.append(Path(memory.__file__).with_name("top.py"))
-    return toolchain.hash_of(*files)
+    here = Path(__file__).read_text().partition("def _load(")[0]  # what builds, not what steps
+    return toolchain.hash_of(*files, here)
 
 
 def build(config, *, progress=None, jobs=2):
@@ -216,7 +217,7 @@ class VerilatorMachine(BaseMachine):
                 (
                     (scope, int(address))
                     for scope, nbytes, address in found
-                    if f".{block}." in scope and int(nbytes) == bank_bytes
+                    if re.search(rf"\.{block}(\$\d+)?\.", scope) and int(nbytes) == bank_bytes
                 ),
                 key=lambda item: _natural(item[0]),
             )
