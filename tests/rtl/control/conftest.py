@@ -3,6 +3,7 @@
 import random
 from collections import deque
 from dataclasses import replace
+from typing import ClassVar
 
 import pytest
 from amaranth.hdl import Fragment
@@ -82,6 +83,47 @@ class Host:
         return data
 
 
+class _Simulation:
+    """A control block and its simulator, used by one bench after another: building takes longer
+    than most runs."""
+
+    cache: ClassVar[dict] = {}
+
+    def __init__(self, config):
+        self.dut = Control(config=config)
+        self.models = self.test = None
+        self.used = False
+        self.simulator = Simulator(Fragment.get(self.dut, None))
+        self.simulator.add_clock(1e-6)
+
+        async def models(ctx):
+            await self.models(ctx)
+
+        async def test(ctx):
+            await self.test(ctx)
+
+        self.simulator.add_testbench(models, background=True)
+        self.simulator.add_testbench(test)
+
+    @classmethod
+    def of(cls, config):
+        """The simulation of ``config``."""
+        if config not in cls.cache:
+            cls.cache[config] = cls(config)
+        return cls.cache[config]
+
+    def run(self, models, test):
+        """Reset everything and run. After a failure the simulator is not used again."""
+        config = self.dut.config
+        assert self.cache.pop(config, None) is self
+        self.models, self.test = models, test
+        if self.used:
+            self.simulator.reset()
+        self.used = True
+        self.simulator.run()
+        self.cache[config] = self
+
+
 class Bench(Host):
     """Control block of ``config`` with models on all its ports.
 
@@ -97,7 +139,8 @@ class Bench(Host):
 
     def __init__(self, *, config=None, seed=1, latency=20, pauses=0.0, delays=(1, 4)):
         self.config = config or replace(TINY, semaphores=8)
-        super().__init__(Control(config=self.config), random.Random(seed))
+        self.simulation = _Simulation.of(self.config)
+        super().__init__(self.simulation.dut, random.Random(seed))
         self.latency, self.pauses, self.delays = latency, pauses, delays
         self.memory, self.bad_addresses, self.hung = {}, set(), set()
         self.programs = {}
@@ -394,11 +437,7 @@ class Bench(Host):
 
     def run(self, test):
         """Simulate until ``test`` (an async function of the context) returns."""
-        simulator = Simulator(Fragment.get(self.dut, None))
-        simulator.add_clock(1e-6)
-        simulator.add_testbench(self._models, background=True)
-        simulator.add_testbench(test)
-        simulator.run()
+        self.simulation.run(self._models, test)
 
     def pcs(self, name):
         """Addresses of the instructions that an engine got, in order."""
