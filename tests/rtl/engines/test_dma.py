@@ -15,6 +15,7 @@ from makalu.rtl.arch.config import SMALL, TINY
 from makalu.rtl.arch.events import events_of
 from makalu.rtl.arch.isa import (
     DESCRIPTOR_BYTES,
+    DESCRIPTOR_COPY,
     DESCRIPTOR_LAYOUT,
     Descriptor,
     DescriptorSide,
@@ -24,6 +25,7 @@ from makalu.rtl.arch.isa import (
 )
 from makalu.rtl.engines.dma import DmaEngine
 from makalu.rtl.interfaces import DMA_READ_CYCLES
+from makalu.sim.golden import check_descriptor
 
 HBM_BYTES = 1 << 16
 TABLES = 0xC000
@@ -314,7 +316,18 @@ class Bench:
         assert self.error is None, self.error
         self.compare(wanted)
         self.check_updates()
+        self.check_events()
         return self
+
+    def check_events(self):
+        """Bytes are counted once, and only the useful ones."""
+        every = [d for _, descriptors, _ in self.expected for d in descriptors]
+        moved = {"read_bytes": 0, "write_bytes": 0, "descriptor_bytes": 128 * len(every)}
+        for descriptor in every:
+            for name, side in (("read_bytes", descriptor.src), ("write_bytes", descriptor.dst)):
+                if side.address < 1 << 40:
+                    moved[name] += side.elements << descriptor.size_log2
+        assert {name: self.events[name] for name in moved} == moved
 
     def check_updates(self):
         assert sorted(self.updates) == sorted(update for *_, update in self.expected)
@@ -466,7 +479,7 @@ def factors(rng, n):
     """``n`` as a product of one to four counts, some of them 1."""
     counts = [1] * int(rng.integers(1, 5))
     for prime in (2, 3, 5, 7, 11, 13, 17):
-        while n % prime == 0:
+        while n and n % prime == 0:
             counts[rng.integers(len(counts))] *= prime
             n //= prime
     counts[0] *= n
@@ -821,6 +834,76 @@ def test_bits_beyond_the_last_field_are_refused(tiny):
         assert tiny.error["code"] == ErrorCode.BAD_DESCRIPTOR
         assert (tiny.error["field"], tiny.error["pc"]) == (576, table)
         assert not tiny.updates
+
+
+def nearly_legal(rng, config):
+    """A descriptor that may or may not be legal: patterns that just fit, or just do not."""
+    n = int(rng.integers(1, 13))
+    size_log2 = int(rng.integers(3))
+    raw = {"kind": DESCRIPTOR_COPY, "size_log2": size_log2}
+    for side in ("src", "dst"):
+        counts = factors(rng, n if rng.random() < 0.95 else int(rng.integers(0, 9)))
+        counts += [1] * (4 - len(counts))
+        in_sbuf = rng.random() < 0.7
+        stride = config.sbuf_partition_stride
+        edges = (0, 4, 8, 64, config.sbuf_bytes // 2, config.sbuf_bytes - 16)
+        steps = []
+        for _ in range(4):
+            pool = (1 << size_log2, 4, -4, 64, stride, -stride, 2 * stride, config.sbuf_bytes // 4)
+            step = int(rng.choice(pool))
+            steps.append(step + (int(rng.integers(-2, 3)) if rng.random() < 0.1 else 0))
+        if in_sbuf:
+            address = config.sbuf_address(int(rng.integers(4)), int(rng.choice(edges)))
+        else:
+            address = int(rng.choice((0x100, 0x4321, 0x8000)))
+        raw[f"{side}_address"] = address + (int(rng.integers(4)) if rng.random() < 0.1 else 0)
+        for i in range(4):
+            raw[f"{side}_step{i}"] = steps[i] & 0xFFFFFFFF
+            raw[f"{side}_count{i}"] = counts[i]
+    word = 0
+    for name, bit, width in DESCRIPTOR_LAYOUT:
+        word |= (raw.get(name, 0) & (1 << width) - 1) << bit
+    if rng.random() < 0.05:
+        word ^= 1 << int(rng.integers(1024))
+    return word.to_bytes(DESCRIPTOR_BYTES, "little")
+
+
+def judged(raw):
+    """The golden model's verdict: the descriptor, or the field that is wrong."""
+    try:
+        return check_descriptor(raw, TINY), None
+    except Exception as error:
+        return None, error.field
+
+
+@pytest.mark.parametrize("share", range(4))
+def test_checks_agree_with_the_golden_model(tiny, seed, share):
+    rng = np.random.default_rng([seed, share])
+    refused = 0
+    for _ in range(8):
+        raw = nearly_legal(rng, TINY)
+        descriptor, wrong = judged(raw)
+        refused += wrong is not None
+        tiny.start(latency=2)
+        tiny.job(0, [raw])
+        if wrong is None and unspecified(descriptor):
+            continue
+        tiny.expected = [] if wrong is not None else [(0, [descriptor], tiny.expected[0][-1])]
+        wanted = tiny.model()
+        tiny.run()
+        tiny.compare(wanted)
+        tiny.check_updates()
+        got = None if tiny.error is None else (tiny.error["code"], tiny.error["field"])
+        assert got == (None if wrong is None else (ErrorCode.BAD_DESCRIPTOR, wrong)), raw.hex()
+    assert 0 < refused < 8
+
+
+def unspecified(descriptor):
+    """Whether source and destination share bytes, or are not in the data part of this HBM."""
+    size = 1 << descriptor.size_log2
+    (a, src), (b, dst) = (addresses(side, size) for side in (descriptor.src, descriptor.dst))
+    beyond = any(not m and (p >= TABLES).any() for m, p in ((a, src), (b, dst)))
+    return beyond or (a == b and bool(np.isin(src, dst).any()))
 
 
 def test_sbuf_that_does_not_fill_its_window_is_checked_to_the_byte():
