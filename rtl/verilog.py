@@ -18,6 +18,7 @@ from amaranth.back import rtlil
 from amaranth.hdl import (
     ClockDomain,
     ClockSignal,
+    Elaboratable,
     Fragment,
     Instance,
     MemoryInstance,
@@ -199,6 +200,27 @@ class Rtlil:
     memories: tuple[str, ...]
 
 
+def _mark_used(component):
+    """Tell Amaranth that a component and those it was constructed with are not left over.
+
+    Of replicated components all but one stay unelaborated.
+    """
+    waiting = [component]
+    seen = set()
+    while waiting:
+        item = waiting.pop()
+        if id(item) in seen:
+            continue
+        seen.add(id(item))
+        if isinstance(item, Elaboratable):
+            item._MustUse__used = True
+            waiting += vars(item).values()
+        elif isinstance(item, (list, tuple)):
+            waiting += item
+        elif isinstance(item, dict):
+            waiting += item.values()
+
+
 def _flat_ports(component):
     """Ports of a component by their name in the export: ``(value, is an input, shape)``."""
     ports = {}
@@ -242,6 +264,7 @@ def to_rtlil(component, *, name=TOP, emit_src=False):
     -------
     :class:`Rtlil`
     """
+    _mark_used(component)
     library = _MemoryModules()
     library.top = name
     texts = [_convert(component, name, library, emit_src)]
@@ -347,6 +370,7 @@ def write_export(config, out_dir, *, emit_src=False):
     from .core import Core  # the one export that needs the whole core
 
     core = Core(config=config)
+    _mark_used(core)
     ports = _port_table(core)
     head = f"// Makalu {config.name}: {config!r}\n`timescale 1ns / 1ps\n\n"
     table = {

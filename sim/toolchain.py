@@ -466,19 +466,22 @@ def verilate_into(
     )  # fmt: skip
 
     (build / "glue.cpp").write_text(glue)
-    units, runtime = [(build / "glue.cpp", opt, model)], set()
+    units, runtime = [], set()
     for prefix, folder in [("Vtop", model), *((f"V{block}", build / block) for block in blocks)]:
         lists = _make_lists(folder / f"{prefix}_classes.mk")
         for kind, level in (("FAST", opt), ("SLOW", "-O0")):  # what is slow runs once
-            for unit in (*lists.get(f"VM_CLASSES_{kind}", ()), *lists.get(f"VM_SUPPORT_{kind}", ())):
+            for unit in (
+                *lists.get(f"VM_CLASSES_{kind}", ()),
+                *lists.get(f"VM_SUPPORT_{kind}", ()),
+            ):
                 units.append((folder / f"{unit}.cpp", level, folder))
             runtime.update(lists.get(f"VM_GLOBAL_{kind}", ()))
         if folder is not model:
             units.append((folder / f"{folder.name}.cpp", opt, folder))
     report("compiling", 0.1)
-    shared_objects = runtime_objects(sorted(runtime), cxx, verilator, opt, jobs)
     units = list(dict.fromkeys(units))
     units.sort(key=lambda unit: -unit[0].stat().st_size)  # the longest first: no lone straggler
+    units.insert(0, (build / "glue.cpp", opt, model))  # the one that may be wrong: no long wait
     objects, commands = [], []
     for unit, level, folder in units:
         objects.append(unit.with_suffix(".o"))
@@ -491,6 +494,7 @@ def verilate_into(
         jobs=jobs,
         finished=lambda done: report("compiling", 0.1 + 0.85 * done / len(commands)),
     )
+    shared_objects = runtime_objects(sorted(runtime), cxx, verilator, opt, jobs)
     report("linking", 0.95)
     library = work / f"{name}.so"
     response = build / "objects.rsp"
