@@ -190,6 +190,8 @@ def regions(trace, instrs):
         if kind == DMASTART:
             src, dst = _view_region(ins.src), _view_region(ins.dst)
             ins.reads, ins.writes = (src,), (dst,)
+            if src.memory == dst.memory and _share_bytes(src, dst):
+                raise _overlap_error(trace, ins)
             for region, which in ((src, 0), (dst, 1)):
                 if isinstance(region.memory, int):
                     hbm.setdefault(region.memory, ([], []))[which].append(region)
@@ -200,6 +202,10 @@ def regions(trace, instrs):
             ins.reads = (_chip_region(ins.src, cache),)
         if ins.dst is not None:
             ins.writes = (_chip_region(ins.dst, cache),)
+        if kind == TENSORCOPY and ins.src.storage is ins.dst.storage:
+            (src,), (dst,) = ins.reads, ins.writes
+            if src is not dst and _share_bytes(src, dst):
+                raise _overlap_error(trace, ins)
     everything += cache.values()
     for reads, writes in hbm.values():
         if writes and (reads or _overlapping(writes)):
@@ -224,6 +230,19 @@ def regions(trace, instrs):
             cells += range(bisect_left(edges, low), bisect_left(edges, high))
         region.cells = tuple(cells)
     return sizes
+
+
+def _share_bytes(a, b):
+    if a.last <= b.first or b.last <= a.first:
+        return False
+    return any(low < end and start < high for low, high in a.runs for start, end in b.runs)
+
+
+def _overlap_error(trace, ins):
+    return KernelError(
+        f"copy within {ins.dst.storage}: source and destination overlap, so what is read may have "
+        f"been written; copy through another tile\n  at {trace.where(ins.location)}"
+    )
 
 
 def _overlapping(writes):

@@ -17,10 +17,8 @@ from ..nki import language as nl
 
 __all__ = ["Blocking", "matmul", "matmul_program", "matmul_reference", "plan_blocking"]
 
-LARGE_TILE_BYTES = 8192
-"""Stationary tiles of at least this size are loaded one by one at the beginning."""
-LEAST_RUN_BYTES = 32
-"""Shortest pieces in which A is read at the beginning, where K allows."""
+LEAST_RUN_BYTES = 128
+"""Shortest contiguous pieces in which A is read, where K allows."""
 RUN_BYTES = 256
 """Wanted length of the contiguous pieces in which A is read: one burst."""
 
@@ -91,7 +89,9 @@ def plan_blocking(m, k, n, a_bytes, b_bytes, c_bytes, *, rows, bank_words, banks
         if m_tiles == 1:
             break
     if best is None:
-        raise ValueError(f"a matmul of {m} x {k} x {n} does not fit {sbuf_bytes} bytes of SBUF")
+        raise nki.KernelError(
+            f"a matmul of {m} x {k} x {n} does not fit SBUF of {sbuf_bytes} bytes per partition"
+        )
     return best[1]
 
 
@@ -106,37 +106,53 @@ def _spans(total, step):
     return [(i, min(i + step, total)) for i in range(0, total, step)]
 
 
-def _doubling(first, last, least=1):
-    """``(first, last + 1)`` of pieces of ``least`` elements, again, twice as many, ..."""
-    pieces, at = [], first
-    while at < last:
-        stop = min(max(2 * at - first, at + least), last)
-        pieces.append((at, stop))
-        at = stop
-    return pieces
+ALL, LEFT, RIGHT = (0, 2), (0, 1), (1, 2)
+"""Columns of a strip, in halves."""
 
 
-def _order(m_tiles, chunks, *, first, last, large, least):
-    """Order of work within a block: ``(M tiles, K tiles)`` as ``(t0, t1, k0, k1)``.
+def _columns(part, width):
+    """First and last + 1 of the columns of a part."""
+    edges = 0, min(_ceil(width, 32) * 16, width), width
+    return edges[part[0]], edges[part[1]]
 
-    Chunk by chunk, all M tiles of the block. The first block starts with little, so that the array
-    starts early. In the last one M tiles finish one by one, so that little is left to store.
+
+def _order(m_tiles, chunks, *, first, last, least):
+    """Order of work within a block, as steps ``(a, b, products)``.
+
+    ``a`` (M tiles and K tiles ``(t0, t1, k0, k1)``) and ``b`` (K tiles ``(k0, k1)``) say what the
+    step loads if it is not there yet, ``products`` what it multiplies: ``(t, k0, k1, columns)``
+    with ``columns`` one of ``ALL``, ``LEFT``, ``RIGHT``. Chunk by chunk, all M tiles of the block.
+
+    In the first block the array has to wait for its operands. There they come in small pieces, M
+    tiles and K tiles by turns, and each piece is multiplied with all that are there already: work
+    grows with the square of what is loaded. In the last block M tiles finish one by one, the last
+    one half after half, so that little is left to store.
     """
+    everything = range(m_tiles)
+
+    def row(k0, k1):
+        return [(t, k0, k1, ALL) for t in everything]
+
     if last:
-        return [(t, t + 1, c0, c1) for t in range(m_tiles) for c0, c1 in chunks]
+        tiles = [*((t, ALL) for t in everything[:-1]), (m_tiles - 1, LEFT), (m_tiles - 1, RIGHT)]
+        return [(None, None, [(t, c0, c1, part) for t, part in tiles for c0, c1 in chunks])]
     if not first:
-        return [(0, m_tiles, c0, c1) for c0, c1 in chunks]
-    order = []
-    for c0, c1 in chunks:
-        if large:
-            order += [(0, m_tiles, k, k + 1) for k in range(c0, c1)]
-        else:
-            pieces = _doubling(c0, c1, least) if c0 == 0 else [(c0, c1)]
-            order += [(0, m_tiles, k0, k1) for k0, k1 in pieces]
-    if large:
-        _, _, k0, k1 = order[0]
-        order[:1] = [(t0, t1, k0, k1) for t0, t1 in _doubling(0, m_tiles)]
-    return order
+        return [((0, m_tiles, c0, c1), (c0, c1), row(c0, c1)) for c0, c1 in chunks]
+    steps = []
+    whole = chunks[0][1]
+    depth = whole if len(chunks) > 1 else _ceil(whole, 2)
+    for i in range(max(m_tiles, depth)):
+        if i < m_tiles:
+            steps.append(((i, i + 1, 0, whole), None, [(i, 0, min(i, depth), ALL)]))
+        if i < depth:
+            steps.append((None, (i, i + 1), row(i, i + 1)[: i + 1]))
+    if depth < whole:
+        steps.append((None, (depth, whole), row(depth, whole)))
+    for c0, c1 in chunks[1:]:
+        for k0 in range(c0, c1, least):
+            k1 = min(k0 + least, c1)
+            steps.append(((0, m_tiles, k0, k1), (k0, k1), row(k0, k1)))
+    return steps
 
 
 def _load_a(tile, a, m0, m1, k0, k1, at, to):
@@ -209,42 +225,50 @@ def matmul(a, b, out_dtype=nl.float32, blocking=None):
         """C[m0:m1, n0:n1], one PSUM bank wide; makes and loads the tiles that are not there yet."""
         have_a, have_b = set(a_tiles), set(b_tiles)
         sums = {}
-        for t0, t1, k0, k1 in _order(_ceil(m1 - m0, rows), chunks, **place):
-            chunk = k0 // blocking.k_tiles
-            at = k0 - chunk * blocking.k_tiles
-            if chunk not in a_tiles:
-                a_tiles[chunk] = nl.ndarray(a_shape, a.dtype, buffer=nl.sbuf, name="a_tile")
-            if chunk not in b_tiles:
-                tile = nl.ndarray(b_shape, b.dtype, buffer=nl.sbuf, name="b_tile")
-                b_tiles[chunk] = tile, {}
-            a_tile, (b_tile, b_views) = a_tiles[chunk], b_tiles[chunk]
-            low, high = k0 * rows, min(k1 * rows, k)
-            if chunk not in have_a:
-                top, bottom = m0 + t0 * rows, min(m0 + t1 * rows, m1)
-                _load_a(a_tile, a, top, bottom, low, high, at, t0 * rows)
-            if chunk not in have_b and t0 == 0:
-                _load_b(b_tile, b, low, high, n0, n1, at)
-            for t in range(t0, t1):
+        for a_piece, b_piece, products in _order(_ceil(m1 - m0, rows), chunks, **place):
+            if a_piece is not None:
+                t0, t1, k0, k1 = a_piece
+                chunk, at = divmod(k0, blocking.k_tiles)
+                if chunk not in a_tiles:
+                    a_tiles[chunk] = nl.ndarray(a_shape, a.dtype, buffer=nl.sbuf, name="a_tile")
+                if chunk not in have_a:
+                    top, bottom = m0 + t0 * rows, min(m0 + t1 * rows, m1)
+                    low, high = k0 * rows, min(k1 * rows, k)
+                    _load_a(a_tiles[chunk], a, top, bottom, low, high, at, t0 * rows)
+            if b_piece is not None:
+                k0, k1 = b_piece
+                chunk, at = divmod(k0, blocking.k_tiles)
+                if chunk not in b_tiles:
+                    tile = nl.ndarray(b_shape, b.dtype, buffer=nl.sbuf, name="b_tile")
+                    b_tiles[chunk] = tile, {}
+                if chunk not in have_b:
+                    _load_b(b_tiles[chunk][0], b, k0 * rows, min(k1 * rows, k), n0, n1, at)
+            for t, k0, k1, part in products:
+                first, stop = _columns(part, n1 - n0)
+                if k0 == k1 or first == stop:
+                    continue
                 left, right = t * rows, min((t + 1) * rows, m1 - m0)
                 if k0 == 0:
                     sums[t] = nl.ndarray(
-                        (right - left, n1 - n0), nl.float32, buffer=nl.psum, name="sums"
+                        (right - left, stop - first), nl.float32, buffer=nl.psum, name="sums"
                     )
+                chunk, at = divmod(k0, blocking.k_tiles)
+                a_tile, (b_tile, b_views) = a_tiles[chunk], b_tiles[chunk]
                 for i in range(at, at + k1 - k0):
                     depth = min(k - (k0 + i - at) * rows, rows)
-                    moving = b_views.get(i)
+                    moving = b_views.get((i, first, stop))
                     if moving is None:
-                        moving = b_views[i] = b_tile[:depth, i, : n1 - n0]
+                        moving = b_views[i, first, stop] = b_tile[:depth, i, first:stop]
                     stationary = a_tile[:depth, i, left:right]
                     nisa.nc_matmul(sums[t], stationary, moving, accumulate=k0 + i > at)
                 if k1 == k_total:
                     out = nl.ndarray(c_shape, out_dtype, buffer=nl.sbuf, name="c_tile")
-                    out = out[: right - left, : n1 - n0]
+                    out = out[: right - left, : stop - first]
                     nisa.tensor_copy(out, sums[t])
-                    nisa.dma_copy(c[m0 + left : m0 + right, n0:n1], out)
+                    nisa.dma_copy(c[m0 + left : m0 + right, n0 + first : n0 + stop], out)
 
+    # K tiles of a piece in the first block: long enough reads, short enough waits.
     least = _ceil(LEAST_RUN_BYTES, rows * a.dtype.bytes)
-    large = rows * rows * a.dtype.bytes >= LARGE_TILE_BYTES
     for s0, s1 in _spans(len(strips), max(blocking.strips, 1)):
         b_tiles = [{} for _ in range(s0, s1)]
         for block, (m0, m1) in enumerate(blocks):
@@ -254,7 +278,7 @@ def matmul(a, b, out_dtype=nl.float32, blocking=None):
                 if blocking.strips == 0:
                     b_tiles[0] = {}
                 block_of_strip(
-                    m0, m1, n0, n1, a_tiles, b_tiles[strip - s0], large=large, least=least,
+                    m0, m1, n0, n1, a_tiles, b_tiles[strip - s0], least=least,
                     first=m0 == n0 == 0,
                     last=m1 == m and n1 == n and block > 0 and strip > s0,
                 )  # fmt: skip

@@ -158,6 +158,18 @@ def _as_config(config):
     return config if isinstance(config, CoreConfig) else named_config(config)
 
 
+def _raised_by_language(error):
+    """Line of the kernel where a view raised ``error``; ``None`` if the error is the kernel's own."""
+    place, frame = None, error.__traceback__
+    while frame is not None:
+        name = frame.tb_frame.f_code.co_filename
+        inside = name.startswith(_HERE)
+        if not inside:
+            place = f"{name}:{frame.tb_lineno}"
+        frame = frame.tb_next
+    return place if inside else None
+
+
 class Kernel:
     """A function decorated with ``@nki.jit``.
 
@@ -233,6 +245,11 @@ class Kernel:
         _stack.append(trace)
         try:
             result = self.function(*bound.args, **bound.kwargs)
+        except (IndexError, TypeError, ValueError) as error:
+            place = _raised_by_language(error)
+            if place is None:
+                raise
+            raise KernelError(f"{error}\n  at {place}") from error
         finally:
             _stack.pop()
         self._finish(trace, result)

@@ -191,7 +191,9 @@ class Core:
                     for j in range(ins.count):
                         at = table + 128 * j - self.base
                         d = isa.Descriptor.decode(self.image[at : at + 128])
-                        dma.jobs[ins.queue].append((d, ins.update if j == ins.count - 1 else None))
+                        there = self.hbm(128) + self.latency
+                        update = ins.update if j == ins.count - 1 else None
+                        dma.jobs[ins.queue].append((d, update, there))
                     sim.wake(dma.work)
 
     def run(self):
@@ -223,20 +225,17 @@ class Dma:
     def process(self, q):
         core, sim = self.core, self.core.sim
         capacity = core.config.dma_bursts * core.config.dma_burst_bytes
-        fetched = 0  # descriptors prefetched: fetch time is paid when the queue was empty
+        idle = True
         while True:
             if not self.jobs[q]:
-                fetched = 0
+                idle = True
                 yield self.work
                 continue
-            if not fetched:
-                yield core.hbm(128) + core.latency - sim.now
-            else:
-                core.hbm(128)
-            fetched = len(self.jobs[q]) - 1
-            d, update = self.jobs[q].popleft()
+            d, update, there = self.jobs[q].popleft()
             sim.wake(self.room)
-            yield 10 if fetched else 30
+            # Planning takes 30 cycles, behind the data of the descriptor before.
+            yield max(there - sim.now, 0) + (30 if idle else 10)
+            idle = False
             if d.src.elements == 0:
                 if update:
                     core.update(update)

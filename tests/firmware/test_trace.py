@@ -348,6 +348,14 @@ def test_view_errors():
         a.ap([[6, 4], [1, 7]])
 
 
+def test_view_errors_in_a_kernel_name_its_line():
+    text = message(lambda a: a[:, 2:17], A)
+    assert "slice 2:17 on axis 1 is outside its 16 elements" in text
+    assert f"{__file__}:" in text
+    with pytest.raises(ValueError, match="the kernel's own"):
+        trace(lambda: (_ for _ in ()).throw(ValueError("the kernel's own")))
+
+
 def test_broadcast_and_ap():
     @nki.jit
     def kernel(a):
