@@ -267,7 +267,7 @@ def test_verilog_of_the_hbm_does_what_the_simulator_does(rng):
     varied = _lockstep(dut, "hbm", stimulus, cycles=400)
     seen = {port for port, _ in varied}
     assert {("dma__0__rresp", 3), ("dma__0__bvalid", 1)} <= varied
-    assert len([value for port, value in varied if port == "fetch__rdata"]) > 5
+    assert len([value for port, value in varied if port == "fetch__rdata"]) > 3
     assert "dma__0__bresp" in seen
 
 
