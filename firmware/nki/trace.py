@@ -159,7 +159,7 @@ def _as_config(config):
 
 
 def _raised_by_language(error):
-    """Line of the kernel where a view raised ``error``; ``None`` if the error is the kernel's own."""
+    """Line of the kernel where a view raised ``error``; ``None`` for the kernel's own errors."""
     place, frame = None, error.__traceback__
     while frame is not None:
         name = frame.tb_frame.f_code.co_filename
