@@ -17,7 +17,7 @@ from ..lib.delay import DELAY_LATENCY, DelayLine
 from ..lib.replicate import Replicated
 
 __all__ = [
-    "ARRAY_CYCLES", "EDGE_CYCLES", "ROW_SKEW", "Array", "ArrayBlock", "ArrayRow", "Edge",
+    "ARRAY_CYCLES", "EDGE_CYCLES", "ROW_SKEW", "ArrayBlock", "ArrayRow", "Edge",
     "EdgeControl", "LaneBus", "Pe", "Quad", "block_rows", "quad_bits",
 ]  # fmt: skip
 
@@ -335,9 +335,10 @@ class Edge(wiring.Component):
 
 
 class ArrayBlock(wiring.Component):
-    """Some consecutive rows of the array.
+    """Some consecutive rows of the array with their edges.
 
-    Exists for the export alone: it halves the logarithm of the number of wires that one module has.
+    The array is a chain of blocks, partial sums flowing down from +0. Blocks exist for the export:
+    Amaranth's time goes with the number of wires in a module.
 
     Parameters
     ----------
@@ -345,16 +346,31 @@ class ArrayBlock(wiring.Component):
 
     Members
     -------
-    i : :py:`In(LaneBus(config)).array(block_rows(config))`
+    index : :py:`In(config.partition_bits)`
+        Constant: number of the block.
+    control : :py:`In(EdgeControl(config))`
+    moving : :py:`In(32 * block_rows(config))`
+    weights : :py:`In(128 * block_rows(config))`
+        As in :class:`Edge`, the first row lowest.
     psum_in, psum_out : :py:`In(32 * cols)`, :py:`Out(32 * cols)`
         Column 0 lowest.
+
+    Timing
+    ------
+    The element that is at ``moving`` of row 0 of the array in cycle ``t`` has its sums below the
+    last row, at the columns of quad ``q``, in cycle
+    ``t + EDGE_CYCLES + ROW_SKEW * (rows - 1) + ARRAY_CYCLES + q``.
     """
 
     def __init__(self, *, config):
         self.config = config
+        rows = block_rows(config)
         super().__init__(
             {
-                "i": In(LaneBus(config)).array(block_rows(config)),
+                "index": In(config.partition_bits),
+                "control": In(EdgeControl(config)),
+                "moving": In(32 * rows),
+                "weights": In(32 * QUAD * rows),
                 "psum_in": In(32 * config.cols),
                 "psum_out": Out(32 * config.cols),
             }
@@ -362,55 +378,21 @@ class ArrayBlock(wiring.Component):
 
     def elaborate(self, platform):
         m = Module()
+        rows = block_rows(self.config)
         above = self.psum_in
-        for k in range(block_rows(self.config)):
+        for k in range(rows):
+            edge = Edge(config=self.config)
             row = ArrayRow(config=self.config)
+            m.submodules[f"edge{k}"] = Replicated(edge, "array_edge")
             m.submodules[f"row{k}"] = Replicated(row, "row")
-            connect(m, flipped(self.i[k]), row.i)
-            m.d.comb += row.psum_in.eq(above)
+            connect(m, edge.o, row.i)
+            m.d.comb += [
+                edge.index.eq(self.index * rows + k),
+                edge.control.eq(self.control),
+                edge.moving.eq(self.moving.word_select(k, 32)),
+                edge.weights.eq(self.weights.word_select(k, 32 * QUAD)),
+                row.psum_in.eq(above),
+            ]
             above = row.psum_out
         m.d.comb += self.psum_out.eq(above)
-        return m
-
-
-class Array(wiring.Component):
-    """The array: ``rows`` rows, partial sums flowing down from +0.
-
-    Parameters
-    ----------
-    config : :class:`~..arch.config.CoreConfig`
-
-    Members
-    -------
-    i : :py:`In(LaneBus(config)).array(rows)`
-    sums : :py:`Out(32 * cols)`
-        Below the last row; column 0 lowest.
-
-    Timing
-    ------
-    A moving word of row 0 that is at ``i[0]`` in cycle ``t`` (row ``k``: ``t + 2 * k``) has its
-    sums at the columns of quad ``q`` in cycle ``t + 2 * rows + 2 + q``.
-    """
-
-    def __init__(self, *, config):
-        self.config = config
-        super().__init__(
-            {
-                "i": In(LaneBus(config)).array(config.rows),
-                "sums": Out(32 * config.cols),
-            }
-        )
-
-    def elaborate(self, platform):
-        m = Module()
-        rows = block_rows(self.config)
-        above = 0
-        for b in range(self.config.rows // rows):
-            block = ArrayBlock(config=self.config)
-            m.submodules[f"block{b}"] = Replicated(block, "block")
-            for k in range(rows):
-                connect(m, flipped(self.i[rows * b + k]), block.i[k])
-            m.d.comb += block.psum_in.eq(above)
-            above = block.psum_out
-        m.d.comb += self.sums.eq(above)
         return m

@@ -30,6 +30,7 @@ from makalu.rtl.arch.isa import (
     Update,
     UpdateMode,
 )
+from makalu.rtl.engines import array, tensor
 from makalu.rtl.engines.tensor import MIN_INTERVAL, TensorEngine
 from makalu.rtl.interfaces import SBUF_READ_CYCLES
 from makalu.rtl.lib.replicate import Library
@@ -315,9 +316,9 @@ class Bench:
 
 
 @cache
-def bench(rows=4):
-    """One bench for all tests of this size: building one takes seconds."""
-    return Bench(TINY if rows == TINY.rows else replace(TINY, rows=rows))
+def bench():
+    """One bench for all tests: building one takes seconds."""
+    return Bench(TINY)
 
 
 # Programs -----------------------------------------------------------------------------------------
@@ -444,10 +445,12 @@ def test_random_programs(options, part, seed):
         assert [s for s in seen if s in ours] == wanted
 
 
-def test_eight_by_eight(seed):
-    """Two quads: weights and commands pass from one to the next."""
+def test_eight_by_eight(seed, monkeypatch):
+    """Two quads and two blocks: weights, commands and partial sums pass from one to the next."""
+    for module in (array, tensor):
+        monkeypatch.setattr(module, "block_rows", lambda config: 4)
     rng = np.random.default_rng(seed)
-    b = bench(8)
+    b = Bench(replace(TINY, rows=8))
     b.fill(rng)
     b.run(random_program(rng, b.config, 16), rng=rng)
 

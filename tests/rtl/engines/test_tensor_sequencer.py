@@ -454,3 +454,19 @@ def test_beats_overtake_only_within_their_load(rng):
     assert run.counts["wait_sbuf"]
     assert [address for _, address in run.weights()[::4]] == offsets
     assert [s for _, s in run.updates].count(LOAD) == 60
+
+
+def test_overtaken_beats_of_every_length(rng):
+    """Any beat of a load may be the one that is overtaken, the last one too."""
+    program, expected = [], []
+    for m in range(4, 68, 4):
+        program.append(load(TRN, m, FP32, offset=16 * int(rng.integers(64))))
+        expected.append(list(enumerate(program[-1].values["src"].element_offsets())))
+        program.append(matmul(TRN, 24, FP32, offset=4096))
+    run = bench(TRN).run(program)
+    assert run.intervals(24) == [24] * 15
+    seen = run.weights()
+    assert seen != [weight for weights in expected for weight in weights]  # some were overtaken
+    for weights in expected:
+        assert sorted(seen[: len(weights)]) == weights
+        seen = seen[len(weights) :]
