@@ -34,6 +34,8 @@ ODD = CoreConfig(
 CONFIGS = [SMALL_SEMAPHORES, ODD, SMALL, TRN]
 CLASSES = list(INSTRUCTIONS.values())
 LEGAL = (ErrorCode.NONE, 0)
+HUGE = [(0x8000, 0x8000, 4, 1), (0x8000, 0x8000, 0x8000, 8), (0x8000,) * 4, (0x8000, 2, 0x8000, 2)]
+"""Counts whose product is a multiple of a power of two that some width could lose."""
 HEADER_BITS = {name: (bit, width) for name, bit, width in HEADER}
 PATTERN_BITS = {name: (bit, width) for name, bit, width in AccessPattern.LAYOUT}
 
@@ -364,6 +366,10 @@ def mutations(word, cls, queue, config, rng):
                 wrong = change(**flat, dtype=fp32, offset=0)
                 wrong = change(wrong, count1=counts[0], count3=counts[1])
                 yield f"{name} limit {counts}", queue, wrong, (mismatch, at("count0"))
+            for counts in HUGE:
+                wrong = change(**flat, dtype=fp32, offset=0)
+                wrong = change(wrong, **{f"count{i}": count for i, count in enumerate(counts)})
+                yield f"{name} limit {counts}", queue, wrong, (mismatch, at("count0"))
         elif len(cls.operands) > 1:
             count = (mismatch, BODY_BIT + PATTERN_BITS["count0"][0])
             for counts in ((3, 0), (0xFFFF, 0xFFFF), (0x8000, 2)):
@@ -371,6 +377,13 @@ def mutations(word, cls, queue, config, rng):
                 wrong = change(wrong, count0=counts[0], count2=counts[1])
                 if expected(wrong, queue, config)[0] == mismatch:
                     yield f"{name} elements", queue, wrong, count
+            for counts in HUGE:
+                # The other operand has no elements at all.
+                wrong = word
+                for _, _, other in cls.operands:
+                    wrong = change(wrong, bit=other, **{**flat, "count0": 0}, dtype=fp32, offset=0)
+                wrong = change(wrong, **{f"count{i}": c for i, c in enumerate(counts)})
+                yield f"{name} elements {counts}", queue, wrong, count
         if index and cls is not MatmulMoving:
             where = BODY_BIT + PATTERN_BITS["num_partitions"][0]
             for partitions in {1, q, 2 * q, rows} - {get(word, where, 16)}:
