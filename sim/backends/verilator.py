@@ -24,7 +24,7 @@ __all__ = ["VerilatorMachine", "build"]
 
 _TOP = "sim_top"
 _GLUE = Path(__file__).with_suffix(".cpp")
-_BLOCKS = ("row", "array_edge", "sbuf_slice", "psum_slice", "vector_lane", "dma_engine")
+_BLOCKS = ("block", "sbuf_slice", "psum_slice", "vector_lane")
 _VERILATOR_ARGS = ("--output-split", "20000", "--output-split-cfuncs", "2000")
 
 
@@ -100,7 +100,7 @@ def build(config, *, progress=None, jobs=2):
     ------
     :exc:`~makalu.sim.toolchain.ToolMissing`, :exc:`~makalu.sim.toolchain.BuildError`
     """
-    verilator, cxx = toolchain.find_verilator(), toolchain.find_cxx()
+    verilator, cxx = toolchain.find_verilator(), toolchain.find_clang_cxx()
     key = toolchain.hash_of(
         _sources_hash(),
         replace(config, name="any"),
@@ -136,6 +136,7 @@ def build(config, *, progress=None, jobs=2):
             config="\n".join([*lines, ""]),
             blocks=_BLOCKS,
             verilator_args=_VERILATOR_ARGS,
+            cxx=cxx,
             jobs=jobs,
             progress=lambda text, fraction: report(text, 0.2 + 0.8 * fraction),
         )
