@@ -26,7 +26,8 @@ import platformdirs
 
 __all__ = [
     "BuildError", "ToolMissing", "Verilator", "build_verilated", "cache_dir", "cached", "find_cc",
-    "find_clang_cxx", "find_cxx", "find_verilator", "hash_of", "processor", "run_all", "runtime_objects",
+    "find_clang_cxx", "find_cxx", "find_verilator", "hash_of", "processor", "run_all",
+    "runtime_objects",
     "target_flags", "tool_version", "verilate_into",
 ]  # fmt: skip
 
@@ -449,6 +450,8 @@ def _block_wrapper(name, verilog):
     inputs = [(w, p) for d, w, p in ports if d == "input" and p != "clk"]
     outputs = [(w, p) for d, w, p in ports if d == "output"]
 
+    passed = ", ".join([*(p for _, p in inputs), *(f"next_{p}" for _, p in outputs)])
+
     def bits(width):
         return "bit" if width == 1 else f"bit [{width - 1}:0]"
 
@@ -470,7 +473,7 @@ def _block_wrapper(name, verilog):
         f"  initial begin h = {name}_create($sformatf(\"%m\")); {name}_peek(h, "
         + ", ".join(p for _, p in outputs) + "); end",
         "  always @(posedge clk) begin",
-        f"    {name}_step(h, {', '.join([*(p for _, p in inputs), *(f'next_{p}' for _, p in outputs)])});",
+        f"    {name}_step(h, {passed});",
         *(f"    {p} <= next_{p};" for _, p in outputs),
         "  end",
         f"  final {name}_final(h);",
