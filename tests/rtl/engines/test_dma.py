@@ -1089,28 +1089,20 @@ TILE = (
 
 
 @pytest.mark.parametrize(
-    ("descriptors", "latencies"),
-    [
-        (ALONG[:1], 2),
-        (ALONG[1:], 2),
-        (ALONG, 2),
-        (ACROSS, 2),
-        (TILE, 2),
-    ],
+    ("descriptors", "in_flight"),
+    [(ALONG[:1], 4096), (ALONG[1:], 0), (ALONG, 4096), (ACROSS, 4096), (TILE, 2048)],
     ids=["load", "store", "load_and_store", "across", "tile"],
 )
-def test_4_kib_move_at_8_bytes_per_cycle_each_way(small, descriptors, latencies):
+def test_4_kib_move_at_8_bytes_per_cycle_each_way(small, descriptors, in_flight):
     """512 beats and two latencies (descriptor, data or response), and little else."""
     small.start(latency=200)
     for queue, descriptor in enumerate(descriptors):
         small.job(queue, [descriptor])
     small.check()
-    beats = 4096 // 8
     fixed = 130 if len(descriptors) > 1 else 100  # fetch, check, pipelines, the first burst
-    assert small.events["busy"] < beats * 1.02 + latencies * 200 + fixed
-    if descriptors[0].src.address < 1 << 40:
-        assert small.bus.most >= 16
-        assert small.bus.most_bytes >= min(4096, 1500)
+    assert small.events["busy"] < 512 * 1.02 + 2 * 200 + fixed
+    assert small.bus.most_bytes >= in_flight
+    assert small.bus.most >= (16 if in_flight else 1)
 
 
 @pytest.mark.parametrize("load", [True, False], ids=["load", "store"])
