@@ -353,6 +353,33 @@ def test_a_bus_error_is_reported_when_the_instruction_has_its_turn(bench):
     b.run(test)
 
 
+def test_an_illegal_word_waits_for_its_turn(bench):
+    b = bench(latency=10)
+    held = [load(waits=[ge(1, 1)], update=add(2)), load(update=add(2))]
+    b.program(Engine.PE, [*held, corrupted(load(), 900, 1, 1), load(update=add(2))])
+    # SP lets the first two go when everything has been fetched and checked.
+    pause = DmaStart(engine=Engine.SP, table=0, engines_used=1, count=50, update=add(1))
+    b.program(Engine.SP, [pause, event(Engine.SP, waits=[ge(1, 1)])])
+
+    async def test(ctx):
+        await b.load(ctx)
+        await b.start(ctx)
+        for _ in range(200):
+            await ctx.tick()
+        assert (await b.status(ctx))["busy"]
+        assert (await b.finish(ctx))["error"]
+        error = await b.error(ctx)
+        assert (error["code"], error["pc"]) == (
+            ErrorCode.RESERVED_BITS,
+            b.base_of(Engine.PE) + 2 * 128,
+        )
+        for _ in range(20):
+            await ctx.tick()
+        assert await b.semaphore(ctx, 2) == 2
+
+    b.run(test)
+
+
 def test_prefetch_beyond_a_stop_raises_nothing(bench):
     b = bench(latency=10)
     bad = b.base_of(Engine.ACT) + 128 * 3
