@@ -1,0 +1,402 @@
+"""Random legal programs as a core sees them: instruction words, descriptors, contents of memories.
+
+:func:`random_program` makes instructions in one order that a reader could follow, deals them to
+their queues, and adds the semaphores that make every other order give the same bytes. Whatever
+touches the same bytes is ordered; everything else is left to the machine.
+
+Streams (weight loads, matmuls, vector instructions, each DMA queue) complete in order and count on
+a semaphore each. What each byte was last read and written by, per stream, gives the waits.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from makalu.rtl.arch import formats
+from makalu.rtl.arch.isa import (
+    WORD_BYTES,
+    AccessPattern,
+    Descriptor,
+    DescriptorSide,
+    DmaStart,
+    Engine,
+    EventSemaphore,
+    LoadStationary,
+    MatmulMoving,
+    Memset,
+    Space,
+    TensorCopy,
+    Update,
+    UpdateMode,
+    Wait,
+    WaitMode,
+)
+
+__all__ = ["HBM_BYTES", "Image", "contents", "random_program"]
+
+HBM_BYTES = 1 << 16
+DATA_BYTES = 1 << 14
+"""Data lies at the end of HBM, so that some of it abuts what answers with an error."""
+DATA = HBM_BYTES - DATA_BYTES
+
+LOAD, MATMUL, VECTOR, DMA = range(4)  # streams; DMA + q is queue q
+DMA_ISSUERS = (Engine.SP, Engine.ACT, Engine.POOL, Engine.SP)
+
+
+@dataclass
+class Image:
+    """A program in HBM from address 0 on."""
+
+    instructions: list  # in an order that a single core could follow
+    descriptors: list
+    queues: dict = field(default_factory=dict)
+    raw: bytes = b""
+
+    def link(self):
+        """Place queues and descriptors; fill in ``queues`` and ``raw``."""
+        table = WORD_BYTES * len(self.instructions)
+        words = {engine: [] for engine in Engine}
+        for instruction in self.instructions:
+            if isinstance(instruction, DmaStart):
+                instruction = instruction.replace(table=table + instruction.table)
+            words[instruction.engine].append(instruction.encode())
+        image, self.queues = b"", {}
+        for engine, found in words.items():
+            if found:
+                self.queues[engine] = len(image), len(found)
+                image += b"".join(found)
+        self.raw = image + b"".join(d.encode() for d in self.descriptors)
+        assert len(self.raw) <= DATA
+        return self
+
+
+# Contents -----------------------------------------------------------------------------------------
+
+SPECIAL = np.array(
+    [
+        0, 0x80000000, 1, 0x80000001, 0x007FFFFF, 0x00800000, 0x7F7FFFFF, 0xFF7FFFFF, 0x7F800000,
+        0xFF800000, 0x7FC00000, 0xFFC00000, 0x7F800001, 0x7FA00000, 0xFFFFFFFF, 0x3F800000,
+        0x3F801000, 0x3F800FFF, 0x7F807F80, 0x00017C00, 0xFC007BFF, 0x80010001, 0x7E7F7C7B,
+    ],
+    np.uint32,
+)  # fmt: skip
+
+
+def contents(rng, nbytes):
+    """Bytes in blocks of one kind each: anything, numbers of some format, special values."""
+    out = np.empty((nbytes // 64, 64), np.uint8)
+    kinds = rng.integers(0, 6, len(out))
+    out[:] = rng.integers(0, 256, out.shape)
+    for kind, dtype in ((1, np.float32), (2, formats.BF16.dtype), (3, np.float16)):
+        mine = np.flatnonzero(kinds == kind)
+        shape = len(mine), 64 // np.dtype(dtype).itemsize
+        values = rng.standard_normal(shape) * 2.0 ** rng.integers(-6, 6, (len(mine), 1))
+        out[mine] = values.astype(dtype).view(np.uint8)
+    mine = np.flatnonzero(kinds == 4)
+    out[mine] = SPECIAL[rng.integers(0, len(SPECIAL), (len(mine), 16))].view(np.uint8)
+    return out.reshape(-1)
+
+
+# Patterns -----------------------------------------------------------------------------------------
+
+
+def _counts(rng, n):
+    """``n`` as a product of one to four counts."""
+    counts = [n]
+    while len(counts) < 4 and rng.random() < 0.6:
+        i = rng.integers(len(counts))
+        divisors = [d for d in range(1, counts[i] + 1) if counts[i] % d == 0]
+        d = int(rng.choice(divisors))
+        counts[i : i + 1] = [d, counts[i] // d]
+    return counts
+
+
+def _steps(rng, counts, first, slack, *, injective):
+    """Steps for the counts; ``injective``: no two elements closer than ``first``."""
+    steps = [0] * len(counts)
+    span = first
+    for i in rng.permutation(len(counts)) if rng.random() < 0.5 else range(len(counts)):
+        if counts[i] == 1:
+            steps[i] = int(rng.integers(-99, 100)) * first if rng.random() < 0.3 else 0
+            continue
+        if injective:
+            step = span + slack * (int(rng.integers(1, 4)) if rng.random() < 0.4 else 0)
+            span = span + step * (counts[i] - 1)
+        else:
+            step = int(rng.integers(0, 12)) * slack
+        steps[i] = -step if rng.random() < 0.3 else step
+    return steps
+
+
+def _span(counts, steps):
+    reach = [s * (c - 1) for s, c in zip(steps, counts, strict=True)]
+    return sum(r for r in reach if r < 0), sum(r for r in reach if r > 0)
+
+
+def _partitions(rng, config, count):
+    if count > 2 * config.quadrant:
+        return 0
+    unit = 2 * config.quadrant if count > config.quadrant else config.quadrant
+    return unit * int(rng.integers(0, (config.partitions - count) // unit + 1))
+
+
+class _Builder:
+    def __init__(self, rng, config):
+        self.rng, self.config = rng, config
+        self.image = Image([], [])
+        self.sbuf_size = config.partitions * config.sbuf_bytes
+        self.psum_size = config.partitions * config.psum_bytes
+        streams = DMA + config.dma_queues
+        size = self.sbuf_size + self.psum_size + DATA_BYTES
+        self.written = np.zeros((streams, size), np.int32)
+        self.read = np.zeros((streams, size), np.int32)
+        self.issued = [0] * streams
+        self.known = {engine: [0] * streams for engine in Engine}
+        numbers = [int(n) for n in rng.permutation(config.semaphores)]
+        self.semaphores, self.fresh = numbers[:streams], numbers[streams:]
+        self.units = [int(rng.choice([1, 1, 2, 1000, 1 << 24])) for _ in range(streams)]
+        self.width = 0  # columns of the weights that the next matmul uses
+        self.last_dst = None
+
+    def chance(self, p):
+        return self.rng.random() < p
+
+    def pick(self, items):
+        return items[int(self.rng.integers(len(items)))]
+
+    # Order ----------------------------------------------------------------------------------------
+
+    def emit(self, instruction, stream, reads, writes, *, in_order=False):
+        """Append an instruction after everything that it depends on."""
+        engine, needs = instruction.engine, []
+        for other, known in enumerate(self.known[engine]):
+            if in_order and other == stream:
+                continue
+            need = 0
+            for before, bytes_ in (
+                (self.written, reads), (self.written, writes), (self.read, writes),
+            ):  # fmt: skip
+                if len(bytes_):
+                    need = max(need, int(before[other][bytes_].max()))
+            if need > known:
+                self.known[engine][other] = need
+                needs.append(Wait(self.semaphores[other], WaitMode.GE, need * self.units[other]))
+        self.rng.shuffle(needs)
+        while len(needs) > 2 or (needs and self.chance(0.05)):
+            first, needs = needs[:2], needs[2:]
+            self.image.instructions.append(EventSemaphore(engine=engine, waits=first))
+        self.issued[stream] += 1
+        self.image.instructions.append(
+            instruction.replace(
+                waits=needs,
+                update=Update(self.semaphores[stream], UpdateMode.ADD, self.units[stream]),
+            )
+        )
+        if len(reads):
+            self.read[stream][reads] = self.issued[stream]
+        if len(writes):
+            self.written[stream][writes] = self.issued[stream]
+
+    def handshake(self):
+        """One queue sets a semaphore that another one waits to see."""
+        first, second = self.rng.permutation(list(Engine))[:2]
+        semaphore, value = self.fresh.pop(), int(self.rng.integers(1, 1 << 32))
+        sets = EventSemaphore(engine=Engine(first), update=Update(semaphore, UpdateMode.SET, value))
+        waits = EventSemaphore(engine=Engine(second), waits=[Wait(semaphore, WaitMode.EQ, value)])
+        self.image.instructions += [sets, waits]
+
+    # On chip --------------------------------------------------------------------------------------
+
+    def pattern(self, fmt, space, partitions, n, *, start=None, injective=True, bank=False):
+        config, size = self.config, fmt.bytes
+        room = config.sbuf_bytes if space == Space.SBUF else config.psum_bytes
+        if bank:
+            room = config.psum_bank_bytes
+        if start is None:
+            start = _partitions(self.rng, config, partitions)
+        while True:
+            counts = _counts(self.rng, n)
+            steps = _steps(self.rng, counts, 1, 1, injective=injective)
+            low, high = _span(counts, steps)
+            slots = room // size - (high - low)
+            if slots > 0:
+                break
+        offset = (int(self.rng.integers(slots)) - low) * size
+        if bank:
+            offset += room * int(self.rng.integers(config.psum_banks))
+        dims = tuple(zip(steps, counts, strict=True))
+        if self.chance(0.02):
+            dims = (*dims[:3], (1, 0))
+        return AccessPattern(fmt, start, partitions, offset, dims, space)
+
+    def bytes_of(self, ap):
+        if not ap.elements or not ap.num_partitions:
+            return np.empty(0, np.int64)
+        sbuf = ap.space == Space.SBUF
+        stride = self.config.sbuf_bytes if sbuf else self.config.psum_bytes
+        parts = np.arange(ap.start_partition, ap.start_partition + ap.num_partitions) * stride
+        offsets = ap.element_offsets()[:, None] + np.arange(ap.dtype.bytes)
+        found = (parts[:, None] + offsets.reshape(-1)[None, :]).reshape(-1)
+        return np.unique(found) + (0 if sbuf else self.sbuf_size)
+
+    def load(self):
+        rng, config = self.rng, self.config
+        fmt = self.pick(formats.MATMUL_FORMATS)
+        partitions, m = int(rng.integers(1, config.rows + 1)), int(rng.integers(1, config.cols + 1))
+        src = self.pattern(fmt, Space.SBUF, partitions, m, injective=self.chance(0.8))
+        if src.elements:
+            self.width = m
+        self.emit(LoadStationary(src=src, half=int(rng.integers(3))), LOAD, self.bytes_of(src), [])
+
+    def matmul(self):
+        rng, config = self.rng, self.config
+        if not self.width:
+            return self.load()
+        fmt = self.pick(formats.MATMUL_FORMATS)
+        n = int(rng.integers(1, config.psum_bank_words + 1))
+        repeat = self.last_dst is not None and self.chance(0.4)
+        repeat = repeat and self.last_dst.num_partitions <= self.width
+        if repeat:
+            dst, n = self.last_dst, self.last_dst.elements
+        else:
+            m = int(rng.integers(1, self.width + 1))
+            dst = self.pattern(formats.FP32, Space.PSUM, m, n, start=0, bank=True)
+        partitions = int(rng.integers(1, config.rows + 1))
+        src = self.pattern(fmt, Space.SBUF, partitions, n, injective=self.chance(0.8))
+        if src.elements != dst.elements:  # a no-op on one side only
+            return None
+        self.last_dst = dst if dst.elements else None
+        accumulate = int(self.chance(0.5))
+        writes = self.bytes_of(dst)
+        self.emit(
+            MatmulMoving(dst=dst, src=src, half=int(rng.integers(3)), accumulate=accumulate),
+            MATMUL, self.bytes_of(src), writes, in_order=repeat,
+        )  # fmt: skip
+        return None
+
+    def vector_size(self):
+        return int(self.rng.integers(1, 90 if self.chance(0.2) else 24))
+
+    def copy(self):
+        rng = self.rng
+        space = self.pick((Space.SBUF, Space.PSUM))
+        allowed = [f for f in formats.FORMATS if space == Space.SBUF or f.bytes == 4]
+        src_fmt = self.pick(allowed)
+        dst_fmt = src_fmt if self.chance(0.2) else self.pick(formats.FORMATS)
+        partitions, n = int(rng.integers(1, self.config.partitions + 1)), self.vector_size()
+        while True:
+            src = self.pattern(src_fmt, space, partitions, n, injective=self.chance(0.7))
+            dst = self.pattern(dst_fmt, Space.SBUF, partitions, n, injective=self.chance(0.9))
+            reads, writes = self.bytes_of(src), self.bytes_of(dst)
+            if src.elements == dst.elements and not np.isin(reads, writes).any():
+                break
+        saturate = int(self.chance(0.5))
+        self.emit(TensorCopy(dst=dst, src=src, saturate=saturate), VECTOR, reads, writes)
+
+    def fill(self):
+        rng = self.rng
+        fmt, partitions = self.pick(formats.FORMATS), int(rng.integers(1, self.config.rows + 1))
+        dst = self.pattern(
+            fmt, Space.SBUF, partitions, self.vector_size(), injective=self.chance(0.9)
+        )
+        value = int(rng.integers(1 << 32))
+        self.emit(Memset(dst=dst, value=value), VECTOR, [], self.bytes_of(dst))
+
+    # DMA ------------------------------------------------------------------------------------------
+
+    def side(self, in_sbuf, size, n, *, injective):
+        rng, config = self.rng, self.config
+        for _ in range(200):
+            counts = _counts(rng, n)
+            if not in_sbuf:
+                slack = int(rng.choice([1, size, 8]))
+                steps = _steps(rng, counts, size, slack, injective=injective)
+                low, high = _span(counts, steps)
+                slots = DATA_BYTES - (high - low) - size + 1
+                if slots > 0:
+                    at = DATA + int(rng.integers(slots)) - low
+                    return DescriptorSide(at, tuple(zip(steps, counts, strict=True)))
+                continue
+            # Some dimensions go across partitions.
+            across = [c <= config.partitions and self.chance(0.5) for c in counts]
+            sides = []
+            for kind, unit, room in (
+                (True, 1, config.partitions), (False, size, config.sbuf_bytes),
+            ):  # fmt: skip
+                mine = [c if a == kind else 1 for c, a in zip(counts, across, strict=True)]
+                steps = _steps(rng, mine, unit, unit, injective=injective)
+                steps = [s if c > 1 else 0 for s, c in zip(steps, mine, strict=True)]
+                low, high = _span(mine, steps)
+                slots = (room - (high - low) - unit) // unit + 1
+                at = unit * int(rng.integers(slots)) - low if slots > 0 else None
+                sides.append((steps, at))
+            (part_steps, partition), (byte_steps, offset) = sides
+            if partition is None or offset is None:
+                continue
+            stride = config.sbuf_partition_stride
+            steps = [
+                p * stride if a else b
+                for p, b, a in zip(part_steps, byte_steps, across, strict=True)
+            ]
+            if any(abs(s) >= stride for s, a in zip(steps, across, strict=True) if not a):
+                continue
+            return DescriptorSide(
+                config.sbuf_address(partition, offset), tuple(zip(steps, counts, strict=True))
+            )
+        return None
+
+    def bytes_of_side(self, side, size):
+        addresses = (side.addresses(size)[:, None] + np.arange(size)).reshape(-1)
+        base = self.config.sbuf_address(0, 0)
+        if side.address >= base:
+            return np.unique(addresses - base)
+        return np.unique(addresses - DATA) + self.sbuf_size + self.psum_size
+
+    def dma(self):
+        rng = self.rng
+        queue = int(rng.integers(self.config.dma_queues))
+        reads, writes, table = [], [], len(self.image.descriptors)
+        count = int(rng.choice([0, 1, 1, 1, 1, 2, 2, 3]))
+        while len(self.image.descriptors) < table + count:
+            size_log2 = int(rng.integers(3))
+            size = 1 << size_log2
+            n = int(rng.integers(1, 300 if self.chance(0.15) else 48))
+            # Where bytes are written twice the last ones stay.
+            injective = self.chance(0.95)
+            from_sbuf, to_sbuf = self.chance(0.5), self.chance(0.5)
+            src = self.side(from_sbuf, size, n, injective=self.chance(0.8))
+            dst = self.side(to_sbuf, size, n, injective=injective)
+            if src is None or dst is None:
+                continue
+            taken, given = self.bytes_of_side(src, size), self.bytes_of_side(dst, size)
+            if np.isin(taken, given).any():
+                continue
+            self.image.descriptors.append(Descriptor(size_log2, src, dst))
+            reads.append(taken)
+            writes.append(given)
+        none = np.empty(0, np.int64)
+        start = DmaStart(
+            engine=DMA_ISSUERS[queue], table=table * WORD_BYTES, first=0, engines_used=1,
+            queue=queue, count=count,
+        )  # fmt: skip
+        self.emit(
+            start, DMA + queue, np.concatenate([none, *reads]), np.concatenate([none, *writes]),
+            in_order=self.chance(0.5),
+        )  # fmt: skip
+
+
+def random_program(rng, config, length):
+    """An :class:`Image` of about ``length`` instructions that do something."""
+    builder = _Builder(rng, config)
+    weights = {
+        builder.load: 2, builder.matmul: 4, builder.copy: 4, builder.fill: 1, builder.dma: 4,
+        builder.handshake: 0.7,
+    }  # fmt: skip
+    actions = list(weights)
+    p = np.array(list(weights.values()))
+    # The weights that an earlier program left behind are nobody's business.
+    builder.load()
+    while not builder.width:
+        builder.load()
+    for i in rng.choice(len(actions), length, p=p / p.sum()):
+        actions[i]()
+    return builder.image.link()

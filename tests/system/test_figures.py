@@ -1,0 +1,165 @@
+"""What the whole core must reach, measured on the hardware with its own counters."""
+
+import numpy as np
+import pytest
+from makalu.firmware.kernels.matmul import matmul_reference
+from makalu.rtl.arch import formats
+from makalu.rtl.arch.config import SMALL
+from makalu.rtl.arch.isa import (
+    WORD_BYTES,
+    AccessPattern,
+    Engine,
+    LoadStationary,
+    MatmulMoving,
+    Space,
+    TensorCopy,
+    Update,
+    UpdateMode,
+    Wait,
+    WaitMode,
+)
+from makalu.rtl.arch.registers import counter_address
+from makalu.sim.golden import GoldenCore
+
+pytestmark = [pytest.mark.verilator, pytest.mark.slow, pytest.mark.xdist_group("small_device")]
+
+TILES = 64
+STRIPS = 8
+"""Moving tiles; there are as many stationary ones, and every pair is one output tile."""
+COLUMNS = SMALL.psum_bank_words
+POLL_CYCLES = 4
+MATMULS, COPIES = 1, 2  # semaphores
+
+
+def chain(k_tiles):
+    """64 output tiles, each a whole PSUM bank, copied to SBUF as they finish.
+
+    SBUF, per partition: stationary tiles, moving tiles (binary16), results (int8, exact: the
+    operands are -1, 0 and 1).
+    """
+    rows, queues = SMALL.rows, {Engine.PE: [], Engine.DVE: []}
+    moving_at = TILES // STRIPS * k_tiles * rows * 2
+    out_at = moving_at + STRIPS * k_tiles * COLUMNS * 2
+    assert out_at + TILES * COLUMNS <= SMALL.sbuf_bytes
+    for tile in range(TILES):
+        left, right = divmod(tile, STRIPS)
+        bank = tile % SMALL.psum_banks * SMALL.psum_bank_bytes
+        sums = AccessPattern(formats.FP32, 0, rows, bank, ((1, COLUMNS),), Space.PSUM)
+        for k in range(k_tiles):
+            at = (left * k_tiles + k) * rows * 2
+            stationary = AccessPattern(formats.FP16, 0, rows, at, ((1, rows),))
+            at = moving_at + (right * k_tiles + k) * COLUMNS * 2
+            moving = AccessPattern(formats.FP16, 0, rows, at, ((1, COLUMNS),))
+            waits, update = [], Update()
+            if k == 0 and tile >= SMALL.psum_banks:
+                waits = [Wait(COPIES, WaitMode.GE, tile - SMALL.psum_banks + 1)]
+            if k == k_tiles - 1:
+                update = Update(MATMULS, UpdateMode.ADD, 1)
+            queues[Engine.PE] += [
+                LoadStationary(src=stationary),
+                MatmulMoving(dst=sums, src=moving, accumulate=k > 0, waits=waits, update=update),
+            ]
+        out = AccessPattern(formats.INT8, 0, rows, out_at + tile * COLUMNS, ((1, COLUMNS),))
+        queues[Engine.DVE].append(
+            TensorCopy(
+                dst=out,
+                src=sums,
+                waits=[Wait(MATMULS, WaitMode.GE, tile + 1)],
+                update=Update(COPIES, UpdateMode.ADD, 1),
+            )
+        )
+    image, starts = b"", {}
+    for engine, words in queues.items():
+        starts[engine] = len(image), len(words)
+        image += b"".join(word.encode() for word in words)
+    assert len(image) % WORD_BYTES == 0
+    return image, starts, moving_at, out_at
+
+
+def counter(machine, name):
+    return machine.reg_read(counter_address(name))
+
+
+def measure(device, starts):
+    """Run; cycles from the first column in the array to the last sum in PSUM, by looking often.
+
+    The first is taken from the look before it was seen, the last from the look after the tensor
+    engine's last busy cycle, so the window is never too short.
+    """
+    runner, machine = device._runner, device._runner.machine
+    looks, run = [], machine.run
+
+    def look_often(max_cycles=None, progress=None):
+        del max_cycles, progress
+        while True:
+            looks.append(
+                [counter(machine, name) for name in ("core_cycles", "pe_columns", "pe_busy")]
+            )
+            if run(max_cycles=POLL_CYCLES) < POLL_CYCLES:
+                return
+
+    machine.run = look_often
+    try:
+        counters = runner.run(starts)
+    finally:
+        machine.run = run
+    busy = counters["pe_busy"]
+    first = max(cycles for cycles, columns, _ in looks if columns == 0)
+    last = min(
+        [cycles for cycles, _, seen in looks if seen == busy], default=counters["core_cycles"]
+    )
+    return counters, last - first
+
+
+@pytest.mark.parametrize(("k_tiles", "wanted"), [(2, 0.98), (1, 0.95)])
+def test_the_array_is_busy_with_operands_in_sbuf(small, rng, k_tiles, wanted):
+    image, starts, moving_at, out_at = chain(k_tiles)
+    rows = SMALL.rows
+    a = rng.integers(-1, 2, (TILES // STRIPS * rows, k_tiles * rows))
+    b = rng.integers(-1, 2, (k_tiles * rows, STRIPS * COLUMNS))
+    core = GoldenCore(SMALL, 1 << 20)
+    core.hbm[: len(image)] = np.frombuffer(image, np.uint8)
+    # [k, tile, m] and [k, strip, n] per partition, tiles of one output next to each other.
+    left = a.reshape(-1, rows, k_tiles, rows).transpose(3, 0, 2, 1)
+    right = b.reshape(k_tiles, rows, STRIPS, COLUMNS).transpose(1, 2, 0, 3)
+    for at, part in ((0, left), (moving_at, right)):
+        raw = np.ascontiguousarray(part.astype(np.float16)).reshape(rows, -1).view(np.uint8)
+        core.sbuf[:, at : at + raw.shape[1]] = raw
+    machine = small._runner.machine
+    machine.hbm_write(0, image)
+    machine.sbuf_write(core.sbuf)
+    counters, window = measure(small, starts)
+    core.run(starts)
+    assert np.array_equal(machine.sbuf_read(), core.sbuf)
+    assert np.array_equal(machine.psum_read(), core.psum)
+    found = core.sbuf[:, out_at:][:, : TILES * COLUMNS].view(np.int8)
+    found = found.reshape(rows, TILES // STRIPS, STRIPS, COLUMNS).transpose(1, 0, 2, 3)
+    assert np.array_equal(found.reshape(a.shape[0], b.shape[1]), a @ b)
+    assert counters["pe_columns"] == TILES * k_tiles * COLUMNS
+    utilisation = counters["pe_columns"] / window
+    print(f"{utilisation:.2%} of {window} cycles; whole run {counters['core_cycles']} cycles")
+    assert utilisation >= wanted
+
+
+def product(small, rng, m, k, n):
+    a, b = (formats.BF16.encode(rng.standard_normal(s)) for s in ((m, k), (k, n)))
+    while small._matmuls:  # what lies in HBM may have been overwritten
+        small._matmuls.popitem()[1].unload()
+    c = small.matmul(a, b)
+    assert c.tobytes() == matmul_reference(a, b, SMALL.rows).tobytes()
+    report = small.last_run
+    print(f"{m} x {k} x {n}: {report.cycles} cycles, {report.pe_utilization:.2%}")
+    return report.pe_utilization
+
+
+def test_a_product_from_hbm_uses_the_array(small, rng):
+    assert product(small, rng, 256, 256, 256) >= 0.90
+
+
+def test_a_large_product_from_hbm_uses_the_array(small, rng):
+    assert product(small, rng, 512, 512, 512) >= 0.95
+
+
+@pytest.mark.parametrize("mkn", [(1, 1000, 1), (1, 1000, 5), (3, 1000, 1), (1, 1, 1000)])
+def test_thin_products_are_right(small, rng, mkn):
+    product(small, rng, *mkn)
