@@ -1,6 +1,6 @@
 """What the RTL simulators simulate: a core and its HBM; only the host's register bus comes out."""
 
-from amaranth.hdl import Module
+from amaranth.hdl import ClockDomain, DomainRenamer, Module
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, connect, flipped
 
@@ -50,8 +50,12 @@ class SimTop(wiring.Component):
 
     def elaborate(self, platform):
         m = Module()
+        # Clock and reset are the core's.
+        m.domains.memory = memory = ClockDomain("memory")
+        memory.clk, memory.rst = self.sync_domain.clk, self.sync_domain.rst
         m.submodules.core = core = self.core
-        m.submodules.hbm = hbm = self.hbm
+        m.submodules.hbm = DomainRenamer("memory")(self.hbm)
+        hbm = self.hbm
         if self.settable:
             m.d.comb += hbm.settings.eq(self.settings)
         connect(m, flipped(self.host), core.host)
