@@ -1030,6 +1030,43 @@ def test_an_unreadable_descriptor_is_a_bus_error_after_those_before_it(tiny):
     assert len(tiny.updates) == 1
 
 
+@pytest.mark.parametrize("share", range(6))
+def test_an_error_anywhere_stops_cleanly(tiny, seed, share):
+    """Some byte of some descriptor cannot be read or written, whatever else is under way."""
+    rng = np.random.default_rng([seed, share])
+    tiny.start(latency=(1, 20, 90)[share % 3], pause=(0.0, 0.3)[share % 2], seed=seed)
+    readable, writable = [], []
+    touched = np.zeros(HBM_BYTES, bool), np.zeros(tiny.sbuf.memory.size, bool)
+    for i in range(4):
+        queue = (i + share) % 4
+        chain = [random_descriptor(rng, TINY, queue) for _ in range(rng.integers(1, 4))]
+        table = tiny.job(queue, chain)
+        readable += [(table, DESCRIPTOR_BYTES * len(chain))]
+        for descriptor in chain:
+            size = 1 << descriptor.size_log2
+            memory, places = addresses(descriptor.dst, size)
+            touched[memory][places] = True
+            if not memory:
+                writable.append((int(rng.choice(places)), 1))
+            memory, places = addresses(descriptor.src, size)
+            if not memory:
+                readable.append((int(rng.choice(places)), 1))
+    writes = share >= 3 and writable
+    first, length = (writable if writes else readable)[-1]
+    ranges = tiny.bus.bad_writes if writes else tiny.bus.bad_reads
+    ranges.append((first, first + length))
+    before = tiny.bus.memory.copy(), tiny.sbuf.memory.reshape(-1).copy()
+    tiny.run()
+    assert tiny.error["code"] == (ErrorCode.BUS_WRITE if writes else ErrorCode.BUS_READ)
+    address = tiny.error["address"]
+    assert first - TINY.dma_burst_bytes < address < first + length
+    assert len(tiny.updates) < len(tiny.expected)
+    for has, had, may in zip(
+        (tiny.bus.memory, tiny.sbuf.memory.reshape(-1)), before, touched, strict=True
+    ):
+        assert (has == had)[~may].all()
+
+
 # Halt and reset -----------------------------------------------------------------------------------
 
 
