@@ -130,7 +130,8 @@ class Bench(Host):
     Attributes that tests set before :meth:`run`: ``memory`` (address of a word to its bytes),
     ``latency`` (cycles of the memory), ``pauses`` (chance that an interface waits in a cycle),
     ``bad_addresses`` (bus errors), ``delays`` (cycles an engine works on an instruction),
-    ``hung`` (names of engines that never finish).
+    ``hung`` (names of engines that never finish), ``lag`` (cycles by which ``busy`` comes late),
+    ``drain_cycles`` (how long a DMA engine takes to halt).
     Attributes that the models fill: ``issued`` (cycle, engine, pc, word), ``updated`` (cycle,
     engine, semaphore), ``jobs`` (cycle, engine, fields), ``bursts`` (cycle, address).
     """
@@ -148,6 +149,8 @@ class Bench(Host):
         self.cycle = 0
         self.extra = []  # functions that make further models, see below
         self.descriptor_cycles = 5
+        self.lag, self.drain_cycles = 0, None
+        self.active = {}  # engine to whether it has work or is being offered some
         self.outstanding = False
 
     # Programs -------------------------------------------------------------------------------------
@@ -228,6 +231,7 @@ class Bench(Host):
 
         def model():
             working = deque()  # (cycle when finished, update)
+            recent = deque([False] * 8, maxlen=8)
             offering = None
             offered = None
             while True:
@@ -241,8 +245,10 @@ class Bench(Host):
                 drive(update.valid, offering is not None)
                 ready = not self._paused() and len(working) < 4
                 drive(port.ready, ready)
-                drive(busy, bool(working or offering))
+                recent.append(bool(working or offering))
+                drive(busy, recent[-1 - self.lag])
                 valid, word, taken, reset = yield
+                self.active[name] = bool(valid or working or offering)
                 word, pc = word & (1 << 1024) - 1, word >> 1024
                 if reset:
                     working.clear()
@@ -280,7 +286,8 @@ class Bench(Host):
             working = deque()
             offering = None
             offered = None
-            halt = False
+            halted = 0
+            recent = deque([False] * 8, maxlen=8)
             while True:
                 if offering is None and working and working[0][0] <= self.cycle:
                     if f"dma{e}" not in self.hung:
@@ -292,9 +299,13 @@ class Bench(Host):
                 drive(update.valid, offering is not None)
                 ready = not self._paused() and len(working) < 2
                 drive(port.ready, ready)
-                drive(self._dma_busy[e], bool(working or offering))
-                drive(self._dma_drained[e], bool(halt and self.rng.random() < 0.3))
+                recent.append(bool(working or offering))
+                drive(self._dma_busy[e], recent[-1 - self.lag])
+                wait = self.rng.randrange(8) if self.drain_cycles is None else self.drain_cycles
+                drive(self._dma_drained[e], halted > wait)
                 valid, bits, taken, reset, halt = yield
+                halted = halted + 1 if halt else 0
+                self.active[f"dma{e}"] = bool(valid or working or offering)
                 if reset:
                     working.clear()
                     offering = offered = None
@@ -316,6 +327,17 @@ class Bench(Host):
 
         return looks, model()
 
+    def _watch_done(self):
+        """Fails if the core says it is done while an engine has work."""
+
+        def model():
+            while True:
+                (done,) = yield
+                busy = [name for name, active in self.active.items() if active]
+                assert not (done and busy), f"done while {busy} work"
+
+        return [self.dut.registers.done], model()
+
     async def _models(self, ctx):
         engines = self.config.dma_engines
         self._dma_busy = [self.dut.dma_busy[e] for e in range(engines)]
@@ -326,6 +348,7 @@ class Bench(Host):
             self._engine_model("pe"),
             self._engine_model("dve"),
             *(self._dma_model(e) for e in range(engines)),
+            self._watch_done(),
             *(make() for make in self.extra),
         ]
         signals, slices = [], []

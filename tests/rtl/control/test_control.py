@@ -25,7 +25,7 @@ from makalu.rtl.arch.isa import (
     WaitMode,
 )
 from makalu.rtl.arch.registers import address_of, queue_register
-from makalu.rtl.control.control import RESET_CYCLES
+from makalu.rtl.control.control import RESET_CYCLES, SETTLE_CYCLES
 from makalu.sim import golden
 
 GE, EQ = WaitMode.GE, WaitMode.EQ
@@ -64,8 +64,10 @@ def event(engine, *, waits=(), update=None):
     return EventSemaphore(engine=engine, waits=waits, update=update)
 
 
-def test_runs_a_program_on_all_queues_in_order(bench):
-    b = bench(pauses=0.3)
+@pytest.mark.parametrize(("pauses", "lag"), [(0.3, 0), (0.0, SETTLE_CYCLES - 1), (0.8, 1)])
+def test_runs_a_program_on_all_queues_in_order(pauses, lag, bench):
+    b = bench(pauses=pauses)
+    b.lag = lag
     b.program(Engine.PE, [load() if i % 2 else matmul(update=add(1)) for i in range(20)])
     b.program(Engine.DVE, [memset(i, update=add(2)) for i in range(20)])
     b.program(Engine.ACT, [event(Engine.ACT, waits=[ge(1, i)], update=add(3)) for i in range(10)])
@@ -291,7 +293,7 @@ def test_illegal_instructions_stop_their_queue_and_are_reported(bench):
                 assert (queue["state"], queue["issued"], queue["pc"]) == ("stopped", position, pc)
                 # A start is ignored; what was before the word is done, nothing behind it.
                 await b.start(ctx)
-                assert (await b.status(ctx))["error"]
+                assert await b.status(ctx) == status
                 for _ in range(30):
                     await ctx.tick()
                 assert await b.semaphore(ctx, 1) == position
@@ -353,10 +355,16 @@ def test_a_bus_error_is_reported_when_the_instruction_has_its_turn(bench):
     b.run(test)
 
 
-def test_an_illegal_word_waits_for_its_turn(bench):
+@pytest.mark.parametrize("code", [ErrorCode.RESERVED_BITS, ErrorCode.BUS_FETCH])
+def test_an_error_of_a_prefetched_word_waits_for_its_turn(code, bench):
     b = bench(latency=10)
+    wrong = load(update=add(2))
+    if code == ErrorCode.BUS_FETCH:
+        b.bad_addresses = {b.base_of(Engine.PE) + 2 * 128}
+    else:
+        wrong = corrupted(wrong, 900, 1, 1)
     held = [load(waits=[ge(1, 1)], update=add(2)), load(update=add(2))]
-    b.program(Engine.PE, [*held, corrupted(load(), 900, 1, 1), load(update=add(2))])
+    b.program(Engine.PE, [*held, wrong, load(update=add(2)), load(update=add(2))])
     # SP lets the first two go when everything has been fetched and checked.
     pause = DmaStart(engine=Engine.SP, table=0, engines_used=1, count=50, update=add(1))
     b.program(Engine.SP, [pause, event(Engine.SP, waits=[ge(1, 1)])])
@@ -369,10 +377,7 @@ def test_an_illegal_word_waits_for_its_turn(bench):
         assert (await b.status(ctx))["busy"]
         assert (await b.finish(ctx))["error"]
         error = await b.error(ctx)
-        assert (error["code"], error["pc"]) == (
-            ErrorCode.RESERVED_BITS,
-            b.base_of(Engine.PE) + 2 * 128,
-        )
+        assert (error["code"], error["pc"]) == (code, b.base_of(Engine.PE) + 2 * 128)
         for _ in range(20):
             await ctx.tick()
         assert await b.semaphore(ctx, 2) == 2
@@ -499,7 +504,8 @@ def test_dma_errors_are_taken_and_the_first_is_kept(bench):
 
 def test_the_watchdog_names_the_first_queue_that_waits(bench):
     b = bench(latency=10)
-    b.program(Engine.PE, [load(), load()])
+    b.hung = {"pe"}
+    b.program(Engine.PE, [load() for _ in range(8)])
     b.program(Engine.DVE, [memset(), memset(waits=[ge(1, 7)])])
     b.program(Engine.POOL, [event(Engine.POOL, waits=[Wait(), Wait(2, EQ, 9)])])
     limit = 120
@@ -524,7 +530,9 @@ def test_the_watchdog_names_the_first_queue_that_waits(bench):
             "state": "waiting_semaphore", "wait": 1, "mode": EQ, "semaphore": 2, "wanted": 9,
             "seen": 8, "pc": b.base_of(Engine.POOL), "issued": 0,
         }  # fmt: skip
-        assert (await b.queue(ctx, Engine.PE))["state"] == "done"
+        assert (await b.queue(ctx, Engine.PE))["state"] == "waiting_engine"
+        assert (await b.queue(ctx, Engine.ACT))["state"] == "done"
+        b.hung.clear()
         await b.reset(ctx)
         await runs_clean(b, ctx)
 
@@ -698,6 +706,24 @@ def test_clear_sets_semaphores_to_zero_before_the_next_run_looks_at_them(bench):
     b.run(test)
 
 
+def test_nothing_is_issued_before_a_sweep_has_ended(bench):
+    b = bench(config=TINY, latency=2)
+    last = TINY.semaphores - 1
+    b.program(Engine.ACT, [event(Engine.ACT, waits=[ge(last, 9)], update=add(0))])
+
+    async def test(ctx):
+        await b.write(ctx, "watchdog", 60)
+        await b.load(ctx)
+        await b.set_semaphore(ctx, last, 9)
+        await b.write(ctx, "clear", 1)
+        await b.start(ctx)
+        assert (await b.finish(ctx))["error"]
+        assert (await b.error(ctx))["code"] == ErrorCode.WATCHDOG
+        assert await b.semaphore(ctx, 0) == 0
+
+    b.run(test)
+
+
 def test_a_reset_at_any_time_leaves_a_clean_machine(bench):
     b = bench(latency=20, delays=(1, 8))
     start_dma = DmaStart(engine=Engine.SP, table=128, engines_used=1, count=4, update=add(2))
@@ -743,6 +769,7 @@ def test_a_reset_at_any_time_leaves_a_clean_machine(bench):
 def test_a_reset_is_long_enough_and_waits_for_dma(bench):
     b = bench(latency=10)
     b.program(Engine.PE, [load()] * 3)
+    b.drain_cycles = 90
     log = []
 
     def watch():
