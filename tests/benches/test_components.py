@@ -3,11 +3,25 @@
 from pathlib import Path
 
 import pytest
+from amaranth.hdl import Module
+from amaranth.lib import stream, wiring
+from amaranth.lib.wiring import In, Out, connect, flipped
 from makalu.rtl.arch.config import TINY
 from makalu.rtl.control.control import Control
 from makalu.rtl.engines.array import Pe
 from makalu.rtl.engines.dma import DmaEngine
+from makalu.rtl.engines.tensor import TensorEngine
+from makalu.rtl.engines.vector import VectorEngine
+from makalu.rtl.interfaces import (
+    DmaReadData,
+    PsumReadPort,
+    SbufBeat,
+    SbufReadRequest,
+    issue_port,
+    update_port,
+)
 from makalu.rtl.memory.psum import Psum
+from makalu.rtl.memory.sbuf import Sbuf
 from makalu.rtl.verilog import export
 
 from .runner import SIMULATORS, run_bench
@@ -15,11 +29,55 @@ from .runner import SIMULATORS, run_bench
 pytestmark = pytest.mark.verilator
 HERE = Path(__file__).parent
 
+
+class VectorOnSbuf(wiring.Component):
+    """The vector engine and the state buffer that it works on, which DMA ports fill and empty."""
+
+    def __init__(self, *, config):
+        self.config = config
+        super().__init__(
+            {
+                "instructions": issue_port(),
+                "update": update_port(),
+                "psum_read": Out(PsumReadPort(config)),
+                "psum_busy_pe": In(config.psum_banks),
+                "psum_busy_dve": Out(config.psum_banks),
+                "busy": Out(1),
+                "dma_write": In(stream.Signature(SbufBeat(config))),
+                "dma_read": In(stream.Signature(SbufReadRequest(config))),
+                "dma_read_data": Out(DmaReadData),
+            }
+        )
+
+    def elaborate(self, platform):
+        m = Module()
+        m.submodules.vector = vector = VectorEngine(config=self.config)
+        m.submodules.sbuf = sbuf = Sbuf(config=self.config)
+        connect(m, flipped(self.instructions), vector.instructions)
+        connect(m, vector.update, flipped(self.update))
+        connect(m, vector.psum_read, flipped(self.psum_read))
+        connect(m, vector.sbuf_read, sbuf.vector_read)
+        connect(m, vector.sbuf_write, sbuf.vector_write)
+        connect(m, flipped(self.dma_write), sbuf.dma_write[0])
+        connect(m, flipped(self.dma_read), sbuf.dma_read[0])
+        m.d.comb += [
+            vector.starving.eq(sbuf.starving),
+            vector.psum_busy_pe.eq(self.psum_busy_pe),
+            self.psum_busy_dve.eq(vector.psum_busy_dve),
+            self.busy.eq(vector.busy),
+            self.dma_read_data.eq(sbuf.dma_read_data[0]),
+        ]
+        return m
+
+
 COMPONENTS = {
     "pe": (lambda: Pe(), 4),
     "psum": (lambda: Psum(config=TINY), 4),
     "dma": (lambda: DmaEngine(config=TINY), 5),
     "control": (lambda: Control(config=TINY), 4),
+    "sbuf": (lambda: Sbuf(config=TINY), 4),
+    "vector": (lambda: VectorOnSbuf(config=TINY), 3),
+    "tensor": (lambda: TensorEngine(config=TINY), 2),
 }
 
 

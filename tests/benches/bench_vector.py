@@ -1,0 +1,222 @@
+"""The vector engine on the state buffer: copies, casts, fills, against numpy."""
+
+from collections import deque
+
+import cocotb
+import numpy as np
+from makalu.rtl.arch.config import TINY as CONFIG
+from makalu.rtl.arch.formats import BF16, FORMATS, FP16, FP32, INT8, INT16, INT32
+from makalu.rtl.arch.isa import AccessPattern, Memset, Space, TensorCopy, Update, UpdateMode
+from makalu.rtl.interfaces import (
+    SBUF_READ_CYCLES,
+    DmaReadData,
+    Issue,
+    SbufBeat,
+    SbufReadRequest,
+)
+from makalu.rtl.interfaces import Update as UpdatePayload
+from pins import begin, cycle, generator, pack, settle, unpack
+
+P = CONFIG.partitions
+AREA = 512  # bytes of each partition: sources below the middle, destinations above
+BANKS, WORDS = CONFIG.psum_banks, CONFIG.psum_bank_words
+
+
+def unsigned(fmt):
+    return np.dtype(f"u{fmt.bytes}")
+
+
+def cast(codes, src, dst, saturate):
+    """Codes of ``src`` in ``dst``, through binary32."""
+    if src is dst:
+        return codes
+    with np.errstate(all="ignore"):
+        values = src.decode(codes.view(src.dtype)).astype(np.float32)
+        out = dst.encode(values.astype(np.float64), saturate=bool(saturate))
+        out = np.ascontiguousarray(out).view(unsigned(dst)).copy()
+    if dst.is_float:
+        nan = np.isnan(values)
+        quiet = dst.encode(np.array([np.nan])).view(unsigned(dst))[0]
+        sign = unsigned(dst).type(1 << (dst.bits - 1))
+        out[nan] = np.where(np.signbit(values[nan]), quiet | sign, quiet & ~sign)
+    return out
+
+
+def gather(memory, ap):
+    rows = memory[ap.start_partition : ap.start_partition + ap.num_partitions]
+    at = ap.element_offsets()[:, None] + np.arange(ap.dtype.bytes)
+    return np.ascontiguousarray(rows[:, at]).view(unsigned(ap.dtype))[..., 0]
+
+
+def scatter(memory, ap, codes):
+    for i, at in enumerate(ap.element_offsets()):
+        column = np.ascontiguousarray(codes[:, i, None]).view(np.uint8)
+        rows = slice(ap.start_partition, ap.start_partition + ap.num_partitions)
+        memory[rows, at : at + ap.dtype.bytes] = column
+
+
+class Bench:
+    """Engine, state buffer, and a PSUM in Python."""
+
+    def __init__(self, dut, name):
+        self.dut, self.rng = dut, generator(name)
+        self.bytes = self.rng.integers(0, 256, (P, AREA), np.uint8)
+        self.psum = self.rng.integers(0, 256, (P, CONFIG.psum_bytes), np.uint8)
+        self.psum_words = self.psum.view("<u4").reshape(P, BANKS, WORDS)
+        self.updates, self.psum_reads, self.compared = [], 0, 0
+        self.pipe = deque([None] * SBUF_READ_CYCLES)
+
+    def get(self, name):
+        return int(getattr(self.dut, name).value)
+
+    def put(self, name, value):
+        getattr(self.dut, name).value = value
+
+    async def start(self):
+        inputs = {f"psum_read__data__{p}": 0 for p in range(P)}
+        for port in ("instructions", "dma_write", "dma_read"):
+            inputs |= {f"{port}__valid": 0, f"{port}__payload": 0}
+        await begin(self.dut, psum_busy_pe=0, update__ready=0, **inputs)
+        for p in range(P):
+            for offset in range(0, AREA, 8):
+                raw = int.from_bytes(self.bytes[p, offset : offset + 8].tobytes(), "little")
+                beat = {"partition": p, "offset": offset, "data": raw, "strobe": 255}
+                await self.send("dma_write", pack(SbufBeat(CONFIG), beat))
+
+    async def step(self):
+        """One cycle: PSUM, updates."""
+        self.pipe.append(None)
+        if self.get("psum_read__valid"):
+            bank, word = self.get("psum_read__bank"), self.get("psum_read__word")
+            assert self.get("psum_busy_dve") >> bank & 1, "a bank is read that is not held"
+            self.pipe[-1] = self.psum_words[:, bank, word]
+            self.psum_reads += 1
+        answer = self.pipe.popleft()
+        if answer is not None:
+            for p in range(P):
+                self.put(f"psum_read__data__{p}", int(answer[p]))
+        ready = int(self.rng.random() < 0.7)
+        self.put("update__ready", ready)
+        if ready and self.get("update__valid"):
+            fields = unpack(UpdatePayload, self.get("update__payload"))
+            self.updates.append((fields["semaphore"], fields["mode"], fields["value"]))
+        await cycle(self.dut)
+
+    async def send(self, port, bits):
+        self.put(f"{port}__payload", bits)
+        self.put(f"{port}__valid", 1)
+        for _ in range(3000):
+            await settle()
+            taken = self.get(f"{port}__ready")
+            await self.step()
+            if taken:
+                break
+        else:
+            raise AssertionError(f"{port} is never taken")
+        self.put(f"{port}__valid", 0)
+
+    async def memory(self):
+        """Read the state buffer back through its DMA port."""
+        out = np.zeros_like(self.bytes)
+        for p in range(P):
+            for offset in range(0, AREA, 8):
+                request = {"partition": p, "offset": offset}
+                await self.send("dma_read", pack(SbufReadRequest(CONFIG), request))
+                for _ in range(10):
+                    answer = unpack(DmaReadData, self.get("dma_read_data"))
+                    if answer["valid"]:
+                        break
+                    await self.step()
+                assert answer["valid"]
+                out[p, offset : offset + 8] = list(answer["data"].to_bytes(8, "little"))
+        return out
+
+    async def execute(self, program):
+        """Run, then compare all bytes and the updates."""
+        want, expected = self.bytes.copy(), []
+        for i, instruction in enumerate(program):
+            await self.send(
+                "instructions",
+                pack(Issue, {"word": int.from_bytes(instruction.encode(), "little"), "pc": i}),
+            )
+            dst = instruction.dst
+            if isinstance(instruction, Memset):
+                code = instruction.value & (1 << dst.dtype.bits) - 1
+                codes = np.full((dst.num_partitions, dst.elements), code, unsigned(dst.dtype))
+            else:
+                src = instruction.src
+                memory = self.psum if src.space == Space.PSUM else want
+                codes = cast(gather(memory, src), src.dtype, dst.dtype, instruction.saturate)
+            scatter(want, dst, codes)
+            self.compared += codes.size
+            update = instruction.update
+            if update.mode != UpdateMode.NONE:
+                expected.append((update.semaphore, int(update.mode), update.value))
+        for _ in range(6000):
+            if not self.get("busy"):
+                break
+            await self.step()
+        else:
+            raise AssertionError("the engine does not finish")
+        await self.step()
+        np.testing.assert_array_equal(await self.memory(), want)
+        assert self.updates == expected
+        assert (want != self.bytes).any()
+
+    def pattern(self, fmt, low, counts, start, partitions, space=Space.SBUF):
+        """A random pattern over ``counts`` in a half of the area, or in PSUM."""
+        rng, size = self.rng, fmt.bytes
+        room = AREA // 2 // size
+        while True:
+            steps = [int(s) for s in rng.integers(-6, 7, size=len(counts))]
+            if space == Space.SBUF and rng.random() < 0.4:
+                steps[0] = 1
+            spans = [s * (c - 1) for s, c in zip(steps, counts, strict=True)]
+            below, above = -sum(min(0, s) for s in spans), sum(max(0, s) for s in spans)
+            if below + above < room:
+                break
+        first = int(rng.integers(below, room - above))
+        dims = tuple(zip(steps, counts, strict=True))
+        return AccessPattern(fmt, start, partitions, low + first * size, dims, space)
+
+    def random_copy(self, i, space=Space.SBUF):
+        rng = self.rng
+        src = (FP32, INT32)[i % 2] if space == Space.PSUM else FORMATS[rng.integers(len(FORMATS))]
+        dst = src if rng.random() < 0.3 else FORMATS[rng.integers(len(FORMATS))]
+        counts = [int(rng.integers(1, 5)) for _ in range(int(rng.integers(1, 4)))]
+        return TensorCopy(
+            dst=self.pattern(dst, AREA // 2, counts, 0, P),
+            src=self.pattern(src, 0, counts, 0, P, space),
+            saturate=int(rng.integers(2)),
+            update=Update(i % 8, UpdateMode.ADD, 1 + i),
+        )
+
+
+@cocotb.test()
+async def test_random_copies_and_casts(dut):
+    bench = Bench(dut, "copies")
+    await bench.start()
+    await bench.execute([bench.random_copy(i) for i in range(60)])
+    assert bench.compared > 1000
+
+
+@cocotb.test()
+async def test_copies_from_psum(dut):
+    bench = Bench(dut, "psum")
+    await bench.start()
+    await bench.execute([bench.random_copy(i, Space.PSUM) for i in range(30)])
+    assert bench.psum_reads > 150
+
+
+@cocotb.test()
+async def test_fills_between_copies(dut):
+    bench = Bench(dut, "fills")
+    await bench.start()
+    program = []
+    for i, fmt in enumerate((INT8, BF16, FP32, INT16, FP16) * 4):
+        dst = bench.pattern(fmt, AREA // 2, [int(bench.rng.integers(1, 9))], 0, P)
+        value = int(bench.rng.integers(1 << 32))
+        program.append(Memset(dst=dst, value=value, update=Update(i, UpdateMode.SET, i)))
+        program.append(bench.random_copy(i))
+    await bench.execute(program)
+    assert bench.compared > 500
