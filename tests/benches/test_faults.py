@@ -22,6 +22,7 @@ from makalu.rtl.arch.isa import (
     ErrorCode,
     EventSemaphore,
     LoadStationary,
+    Memset,
     Update,
     UpdateMode,
     Wait,
@@ -29,9 +30,11 @@ from makalu.rtl.arch.isa import (
 )
 from makalu.rtl.arith.convert import CAST_IN_CYCLES, CAST_OUT_CYCLES
 from makalu.rtl.arith.operand import Kind
+from makalu.rtl.control.check import Checker
 from makalu.rtl.control.queue import InstructionQueue
 from makalu.rtl.control.semaphore import Semaphores
 from makalu.rtl.engines.array import Pe, Quad
+from makalu.rtl.engines.dma_hbm import HbmWriter
 from makalu.rtl.engines.dma_walk import BurstSplitter
 from makalu.rtl.engines.vector import LANE_CYCLES, PatternWalker, VectorLane
 from makalu.rtl.memory.psum import PsumSlice
@@ -470,6 +473,100 @@ def check_queue():
     simulate(dut, body)
 
 
+def check_writer():
+    """Addresses, lengths, strobes and WLAST of write bursts; valid stays until ready; answers."""
+    sizes = (TINY.dma_bursts * TINY.dma_burst_bytes,) * 2
+    dut = HbmWriter(config=TINY, capacities=sizes)
+    rng = np.random.default_rng(5)
+    burst_bytes = TINY.dma_burst_bytes
+    plans = [(0x1000, 8), (0x1003, 1), (0x2FFD, 6), (0x800, burst_bytes + 8), (0x7F9, 40)]
+    plans += [(int(rng.integers(1 << 16)), int(rng.integers(1, 200))) for _ in range(8)]
+
+    async def body(ctx, reset):
+        axi = dut.axi
+        for b in range(2):
+            ctx.set(dut.available[b], sizes[b])
+        for number, (address, count) in enumerate(plans):
+            addresses, beats, want, strobes = [], [], [], []
+            at, end = address, address + count
+            while at < end:
+                stop = min(end, at // burst_bytes * burst_bytes + burst_bytes)
+                first = at & ~7
+                want.append((first, (stop - first + 7) // 8 - 1))
+                for word in range(first, stop, 8):
+                    strobe = sum(1 << i for i in range(8) if at <= word + i < stop)
+                    strobes.append((strobe, int(word + 8 >= stop)))
+                at = stop
+            bad = number == len(plans) - 1
+            ctx.set(dut.i.payload, {"address": address, "bytes": count})
+            ctx.set(dut.i.valid, 1)
+            await ctx.tick().until(dut.i.ready)
+            ctx.set(dut.i.valid, 0)
+            owed, dones, errors, offered = 0, 0, 0, None
+            for _ in range(200):
+                aw, w = int(rng.random() < 0.4), int(rng.random() < 0.6)
+                ctx.set(axi.awready, aw)
+                ctx.set(axi.wready, w)
+                ctx.set(axi.bvalid, int(owed > 0))
+                ctx.set(axi.bresp, 2 * bad)
+                address_now = (ctx.get(axi.awaddr), ctx.get(axi.awlen))
+                valid = ctx.get(axi.awvalid)
+                assert offered is None or (valid and address_now == offered), "AW was withdrawn"
+                offered = address_now if valid and not aw else None
+                if valid and aw:
+                    addresses.append(address_now)
+                dones += ctx.get(dut.done.valid)
+                errors += ctx.get(dut.error.valid)
+                owed -= ctx.get(axi.bvalid & axi.bready)
+                if ctx.get(axi.wvalid) and w:
+                    beats.append((ctx.get(axi.wstrb), ctx.get(axi.wlast)))
+                    owed += beats[-1][1]
+                await ctx.tick()
+            assert addresses == want, f"{count} bytes at {address:#x}"
+            assert beats == strobes, f"{count} bytes at {address:#x}"
+            assert (dones, errors > 0) == ((0, True) if bad else (1, False))
+
+    simulate(dut, body)
+
+
+def check_checker():
+    """Legal and illegal words on both sides of every limit."""
+    dut = Checker(config=TINY)
+    top, n = TINY.sbuf_bytes, TINY.partitions
+
+    def fill(fmt, offset, *dims, start=0, partitions=n, update=None):
+        dst = AccessPattern(fmt, start, partitions, offset, dims)
+        return Memset(dst=dst, value=0, **({"update": update} if update else {}))
+
+    legal, out = ErrorCode.NONE, ErrorCode.OUT_OF_RANGE
+    table = [
+        (fill(formats.INT8, top - 4, (1, 4)), legal), (fill(formats.INT8, top - 4, (1, 5)), out),
+        (fill(formats.BF16, 6, (-1, 4)), legal), (fill(formats.BF16, 6, (-1, 5)), out),
+        (fill(formats.BF16, 7, (1, 1)), out),
+        (fill(formats.INT8, 0, (1, 1), partitions=n + 1), ErrorCode.BAD_PARTITION),
+        (fill(formats.INT8, 0, (1, 1), update=Update(TINY.semaphores - 1, UpdateMode.ADD, 1)),
+         legal),
+    ]  # fmt: skip
+    source = AccessPattern(formats.BF16, 0, n, 0, ((1, 4),))
+    table.append((LoadStationary(src=source), ErrorCode.ILLEGAL_OPCODE))
+
+    async def body(ctx, reset):
+        for instruction, code in table:
+            word = int.from_bytes(instruction.encode(), "little")
+            ctx.set(dut.i.payload, {"queue": Engine.DVE, "word": word})
+            ctx.set(dut.i.valid, 1)
+            await ctx.tick()
+            ctx.set(dut.i.valid, 0)
+            verdicts = []
+            for _ in range(Checker.LATENCY_CYCLES + 2):
+                if ctx.get(dut.o.valid):
+                    verdicts.append(ctx.get(dut.o.p.code))
+                await ctx.tick()
+            assert verdicts == [code], f"{instruction}: {verdicts}, not {code!r}"
+
+    simulate(dut, body)
+
+
 CHECKS = {
     name.removeprefix("check_"): check
     for name, check in list(globals().items())
@@ -483,6 +580,8 @@ VECTOR, QUEUE = "engines.vector:", "control.queue:InstructionQueue.elaborate"
 SEMAPHORE = "control.semaphore:Semaphores.elaborate"
 SLICE, SPLIT = PSUM + "PsumSlice.elaborate", WALK + "BurstSplitter.elaborate"
 PATTERN, LANE = VECTOR + "PatternWalker.elaborate", VECTOR + "VectorLane.elaborate"
+
+HBM, CHECK = "engines.dma_hbm:HbmWriter.", "control.check:_Operand.elaborate"
 
 FAULTS = [
     Fault("pe", "void ignored", FMA + "product", "is_void.eq(kind == Kind.VOID)", "is_void.eq(0)"),
@@ -558,6 +657,29 @@ FAULTS = [
           "taken.eq(1)"),
     Fault("queue", "counter counts twice", QUEUE, "issued.eq(issued + 1)", "issued.eq(issued + 2)"),
     Fault("queue", "address does not advance", QUEUE, "pc.eq(pc + WORD_BYTES)", "pc.eq(pc)"),
+    Fault("writer", "AXI length off by one", "engines.dma_hbm:_words_minus_one", "count + 7",
+          "count + 8"),
+    Fault("writer", "AWVALID dropped before AWREADY", HBM + "_addresses", "m.Elif(axi.awready)",
+          "m.Else()"),
+    Fault("writer", "byte strobes of later beats wrong", "engines.dma_hbm:_Beats.__init__",
+          "Mux(started, 0, phase)", "phase"),
+    Fault("writer", "WLAST in every beat", HBM + "_data", "pipe.i.p.about.eq(beat.ends)",
+          "pipe.i.p.about.eq(1)"),
+    Fault("writer", "done after the first response", HBM + "elaborate",
+          "answered & head.last & ~axi.bresp[1]", "answered & ~axi.bresp[1]"),
+    Fault("writer", "write error ignored", HBM + "elaborate",
+          "self.error.valid.eq(answered & axi.bresp[1])", "self.error.valid.eq(0)"),
+    Fault("checker", "range check off by one", CHECK, "high_byte >= space_bytes",
+          "high_byte > space_bytes"),
+    Fault("checker", "elements below the memory", CHECK, "(low_byte < 0)", "(low_byte < -2)"),
+    Fault("checker", "alignment not checked", CHECK, "| misaligned",
+          "| (misaligned & 0)"),
+    Fault("checker", "last partition refused", CHECK, "start + count > config.partitions",
+          "start + count >= config.partitions"),
+    Fault("checker", "partition beyond the last accepted", CHECK,
+          "start + count > config.partitions", "start + count > config.partitions + 1"),
+    Fault("checker", "instruction of another queue accepted", "control.check:_Fixed.elaborate",
+          '~on_this_queue | (header("engine") != self.queue)', "0"),
 ]  # fmt: skip
 
 
