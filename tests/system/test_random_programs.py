@@ -10,7 +10,7 @@ from programs import DATA, HBM_BYTES, contents, random_program
 
 pytestmark = pytest.mark.xdist_group("tiny_devices")
 
-BATCHES, PROGRAMS = 20, 30
+BATCHES, PROGRAMS = 12, 30
 
 
 def fill(machine, core, image, rng):
