@@ -22,6 +22,7 @@ struct Machine {
     Context context;
     Vtop model{&context};
     uint64_t* hbm = nullptr;
+    uint64_t words = 0;
     uint64_t cycles = 0;
 
     // One clock cycle; whatever was set before takes effect, and outputs are looked at by `before`
@@ -90,11 +91,15 @@ int reg_read(Machine* m, uint32_t address, uint32_t* value) {
 
 }  // namespace
 
-// The array of the HBM, as the model sees it. An address is in range: the port has checked it.
+// The array of the HBM, as the model sees it. A port reads its array before it knows whether the
+// burst is refused; what it gets then goes nowhere.
 
-unsigned long long makalu_hbm_read(unsigned int address) { return current->hbm[address]; }
+unsigned long long makalu_hbm_read(unsigned int address) {
+    return address < current->words ? current->hbm[address] : 0;
+}
 
 void makalu_hbm_write(unsigned int address, unsigned long long data, unsigned char strobe) {
+    if (address >= current->words) return;
     uint64_t mask = strobe * UINT64_C(0x0101010101010101) & UINT64_C(0x8040201008040201);
     mask = ((mask + UINT64_C(0x7F7F7F7F7F7F7F7F)) | mask) & UINT64_C(0x8080808080808080);
     mask = (mask >> 7) * 255;
@@ -107,6 +112,7 @@ extern "C" {
 void* machine_open(uint64_t words, uint64_t bytes_per_cycle, uint64_t latency, uint64_t min_beats) {
     auto m = new Machine;
     m->hbm = static_cast<uint64_t*>(calloc(words, sizeof(uint64_t)));
+    m->words = words;
     if (!m->hbm) {
         delete m;
         return nullptr;
