@@ -42,14 +42,10 @@ def pauses(name, chance):
         yield rng.random() < chance
 
 
-def inputs_of(dut, outputs):
-    """Ports that this bench drives."""
-    return [h for h in dut if h._name not in {"clk", "rst", *outputs}]
-
-
-async def begin(dut, **inputs):
+async def begin(dut, *, clock=True, **inputs):
     """Start the clock, give every input a value, reset; return at a falling edge."""
-    cocotb.start_soon(Clock(dut.clk, 10, unit="ns").start())
+    if clock:
+        cocotb.start_soon(Clock(dut.clk, 10, unit="ns").start())
     for name, value in inputs.items():
         getattr(dut, name).value = value
     dut.rst.value = 1

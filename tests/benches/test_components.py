@@ -74,7 +74,7 @@ COMPONENTS = {
     "pe": (lambda: Pe(), 4),
     "psum": (lambda: Psum(config=TINY), 4),
     "dma": (lambda: DmaEngine(config=TINY), 5),
-    "control": (lambda: Control(config=TINY), 4),
+    "control": (lambda: Control(config=TINY), 5),
     "sbuf": (lambda: Sbuf(config=TINY), 4),
     "vector": (lambda: VectorOnSbuf(config=TINY), 3),
     "tensor": (lambda: TensorEngine(config=TINY), 2),
