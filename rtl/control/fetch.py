@@ -4,7 +4,7 @@ One AXI4 read master serves all queues in turn. A burst is one instruction; data
 order of the addresses, so a short queue of who asked tells where each beat belongs.
 """
 
-from amaranth.hdl import Cat, Module, Mux, Signal
+from amaranth.hdl import Cat, Module, Mux, ResetInserter, Signal
 from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
 
@@ -103,7 +103,8 @@ class Fetch(wiring.Component):
         n, depth = len(Engine), config.queue_depth
         word_bits = (WORD_BYTES - 1).bit_length()
 
-        m.submodules.turn = turn = RoundRobin(count=n)
+        turn = RoundRobin(count=n)
+        m.submodules.turn = ResetInserter(self.start)(turn)  # every run starts alike
         place = data.StructLayout({"queue": QUEUE_BITS, "slot": range(depth)})
         m.submodules.asked = asked = Queue(shape=place, depth=BURSTS)
 

@@ -101,7 +101,7 @@ def test_watching_does_not_change_the_count(rtl, rng):
     assert rtl.last_run.counters == plain
     issued, total, cycles = seen[-1]
     assert issued == total == rtl.last_run.instructions
-    assert cycles >= rtl.last_run.cycles - 16
+    assert cycles == rtl.last_run.cycles
 
 
 def test_memories_can_be_looked_at(rtl, model, rng):
@@ -197,13 +197,14 @@ def test_bad_descriptors_are_the_same(rtl, model, case):
         if case == "counts":
             program.link = uneven(program.link)
         loaded = device.load(program)
-        loaded._image_address = device._allocate(1 << 14, "a fixed place")
+        base = loaded._image_address = device._allocate(1 << 14, "a place of its own")
         with pytest.raises(DeviceError) as caught:
             loaded.execute()
         device.reset()
         loaded.unload()
         error = caught.value
-        found.append((error.code, error.dma_engine, error.field, error.pc, error.address))
+        place = (error.pc - base, error.address - base)
+        found.append((error.code, error.dma_engine, error.field, *place))
     assert found[0] == found[1]
     assert found[0][0] == ErrorCode.BAD_DESCRIPTOR
 
@@ -270,6 +271,7 @@ def test_a_reset_in_mid_flight_leaves_a_clean_machine(rtl, model, rng, cycles):
     """PR 31170 of opentitan and its like: what was under way must not show in the next run."""
     a = rng.standard_normal((5, 9)).astype(np.float32)
     expected = model.matmul(a, a.T).tobytes()
+    rtl.reset()  # so that both runs start from a reset, their programs in the same place
     assert rtl.matmul(a, a.T).tobytes() == expected
     counters = rtl.last_run.counters
     machine = rtl._runner.machine
