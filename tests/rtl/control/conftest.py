@@ -131,7 +131,8 @@ class Bench(Host):
     ``latency`` (cycles of the memory), ``pauses`` (chance that an interface waits in a cycle),
     ``bad_addresses`` (bus errors), ``delays`` (cycles an engine works on an instruction),
     ``hung`` (names of engines that never finish), ``lag`` (cycles by which ``busy`` comes late),
-    ``drain_cycles`` (how long a DMA engine takes to halt).
+    ``drain_cycles`` (how long a DMA engine takes to halt), ``job_pauses`` (``pauses`` of the
+    streams of jobs).
     Attributes that the models fill: ``issued`` (cycle, engine, pc, word), ``updated`` (cycle,
     engine, semaphore), ``jobs`` (cycle, engine, fields), ``bursts`` (cycle, address).
     """
@@ -149,6 +150,7 @@ class Bench(Host):
         self.cycle = 0
         self.extra = []  # functions that make further models, see below
         self.descriptor_cycles = 5
+        self.job_pauses = 0.0
         self.lag, self.drain_cycles = 0, None
         self.active = {}  # engine to whether it has work or is being offered some
         self.outstanding = False
@@ -297,7 +299,7 @@ class Bench(Host):
                     for key, value in offering.items():
                         drive(payload[key], value)
                 drive(update.valid, offering is not None)
-                ready = not self._paused() and len(working) < 2
+                ready = self.rng.random() >= (self.job_pauses or self.pauses) and len(working) < 2
                 drive(port.ready, ready)
                 recent.append(bool(working or offering))
                 drive(self._dma_busy[e], recent[-1 - self.lag])

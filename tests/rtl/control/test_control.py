@@ -214,6 +214,21 @@ def test_sustains_an_instruction_in_sixteen_cycles_over_a_latency_of_two_hundred
     assert cycles[-1] - cycles[0] <= 16 * (n - 1) + 4
 
 
+@pytest.mark.parametrize("job_pauses", [0.0, 0.97])
+def test_done_waits_for_dma_that_updates_nothing(job_pauses, bench):
+    b = bench(latency=5)
+    b.job_pauses = job_pauses
+    start = DmaStart(engine=Engine.POOL, table=0, engines_used=1, count=12)
+    b.program(Engine.POOL, [start])
+
+    async def test(ctx):
+        for _ in range(3):
+            assert (await b.execute(ctx))["done"]
+
+    b.run(test)
+    assert len(b.jobs) == 3
+
+
 # Errors -------------------------------------------------------------------------------------------
 
 
@@ -764,6 +779,27 @@ def test_a_reset_at_any_time_leaves_a_clean_machine(bench):
                 await b.write(ctx, "clear", 1)
 
     b.run(test)
+
+
+def test_a_reset_drops_what_was_offered(bench):
+    b = bench(latency=5)
+    b.job_pauses = 1.0
+    start = DmaStart(engine=Engine.POOL, table=0, engines_used=1, count=1, update=add(1))
+    b.program(Engine.POOL, [start, start])
+
+    async def test(ctx):
+        await b.load(ctx)
+        await b.start(ctx)
+        await ctx.tick().repeat(100)
+        assert ctx.get(b.dut.dma_jobs[0].valid)
+        await b.reset(ctx)
+        b.job_pauses = 0.0
+        await ctx.tick().repeat(50)
+        assert b.jobs == []
+        await runs_clean(b, ctx)
+
+    b.run(test)
+    assert b.jobs == []
 
 
 def test_a_reset_is_long_enough_and_waits_for_dma(bench):
