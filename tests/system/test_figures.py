@@ -21,7 +21,12 @@ from makalu.rtl.arch.isa import (
 from makalu.rtl.arch.registers import counter_address
 from makalu.sim.golden import GoldenCore
 
-pytestmark = [pytest.mark.verilator, pytest.mark.slow, pytest.mark.xdist_group("small_device")]
+pytestmark = [
+    pytest.mark.unproven,
+    pytest.mark.verilator,
+    pytest.mark.slow,
+    pytest.mark.xdist_group("small_device"),
+]
 
 TILES = 64
 STRIPS = 8

@@ -8,7 +8,7 @@ from makalu.rtl.arch.isa import decode
 from makalu.sim.golden import GoldenCore
 from programs import DATA, HBM_BYTES, contents, random_program
 
-pytestmark = pytest.mark.xdist_group("tiny_devices")
+pytestmark = [pytest.mark.unproven, pytest.mark.xdist_group("tiny_devices")]
 
 BATCHES, PROGRAMS = 12, 30
 
