@@ -10,7 +10,7 @@ from makalu.firmware.kernels.matmul import matmul_reference
 from makalu.rtl.arch import formats
 from makalu.rtl.arch.config import TINY
 
-pytestmark = [pytest.mark.unproven, pytest.mark.verilator, pytest.mark.xdist_group("tiny_devices")]
+pytestmark = [pytest.mark.verilator, pytest.mark.xdist_group("tiny_devices")]
 
 SPECIAL = [
     0.0, -0.0, np.inf, -np.inf, np.nan, -np.nan, 1e-45, -1e-45, 1.1754942e-38, 3.4028235e38,

@@ -8,7 +8,7 @@ from makalu.rtl.arch.isa import decode
 from makalu.sim.golden import GoldenCore
 from programs import DATA, HBM_BYTES, contents, random_program
 
-pytestmark = [pytest.mark.unproven, pytest.mark.xdist_group("tiny_devices")]
+pytestmark = [pytest.mark.xdist_group("tiny_devices")]
 
 BATCHES, PROGRAMS = 12, 30
 
@@ -79,6 +79,7 @@ def test_the_generator_reaches_every_instruction_and_format(seed):
     assert len(formats) == 8 + 8 + 1 + 14 + 14 + 14
 
 
+@pytest.mark.unproven
 @pytest.mark.slow
 @pytest.mark.verilator
 def test_both_simulations_count_the_same_cycles(tiny, seed):
