@@ -303,8 +303,8 @@ def demo(
         machine, backend = _config(config), _backend(backend)
         console = _err()
         if backend == "auto":
-            backend, reason = devices.choose("auto", machine)
-            if backend == "golden":
+            choice, reason = devices.choose("auto", machine)
+            if choice == "golden":
                 # No compiler: show the hardware all the same, on fewer images.
                 machine, backend, images = TINY, "pysim", images or 4
                 console.print(
