@@ -837,6 +837,35 @@ def test_a_reset_is_long_enough_and_waits_for_dma(bench):
     assert not log[-1][0]
 
 
+def test_equal_runs_take_equal_time(bench):
+    b = bench(latency=12, delays=(3, 3))
+    b.program(Engine.PE, [load(update=add(1)) for _ in range(5)])
+    b.program(Engine.DVE, [memset(waits=[ge(1, i)], update=add(2)) for i in range(5)])
+    for engine in (Engine.ACT, Engine.POOL, Engine.SP):
+        start = DmaStart(engine=engine, table=0, engines_used=1, count=1, update=add(3))
+        b.program(engine, [start, event(engine, waits=[ge(2, 3)], update=add(4)), start])
+    logs, lengths = [], []
+
+    async def test(ctx):
+        for i in range(4):
+            b.issued.clear()
+            b.updated.clear()
+            b.jobs.clear()
+            await b.write(ctx, "clear", 1)
+            await b.set_semaphore(ctx, 5, i)  # takes a turn of its own
+            await b.load(ctx)
+            await ctx.tick().repeat(i + 1)
+            await b.start(ctx)
+            begin = b.cycle
+            assert (await b.finish(ctx))["done"]
+            lengths.append(await b.counter(ctx, "core_cycles"))
+            logs.append([(c - begin, *rest) for c, *rest in (*b.issued, *b.updated, *b.jobs)])
+
+    b.run(test)
+    assert len(set(lengths)) == 1
+    assert all(log == logs[0] for log in logs)
+
+
 def test_counters_account_for_every_cycle_of_every_queue(bench):
     b = bench(latency=25, pauses=0.2, delays=(5, 30))
     b.program(Engine.PE, [load(update=add(1)) for _ in range(12)])
