@@ -532,12 +532,46 @@ def _block_wrapper(name, verilog):
     return "\n".join(wrapper), "\n".join(code)
 
 
-def verilate_into(
+@contextlib.contextmanager
+def _first_link(cxx, opt, folder):
+    """Link something small beside other work; give a function that waits for it.
+
+    Clang in the ziglang package compiles its C++ library, for a minute, when it first links.
+    """
+    if "ziglang" not in cxx:
+        yield lambda: None
+        return
+    source = folder / "empty.cpp"
+    source.write_text("")
+    process = subprocess.Popen(
+        [*cxx, *target_flags(cxx), opt, "-shared", "-o", str(folder / "empty.so"), str(source)],
+        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        yield process.wait
+    finally:
+        process.kill()
+        process.wait()
+        source.unlink()
+        (folder / "empty.so").unlink(missing_ok=True)
+
+
+def verilate_into(work, *, opt="-O2", cxx=None, **arguments):
+    """Do what :func:`build_verilated` does, in folder ``work``; return the library's path there.
+
+    Further arguments: ``cxx``, the command of the compiler, and ``keep``, which leaves what
+    Verilator wrote in ``work / "build"``.
+    """
+    cxx = find_cxx() if cxx is None else cxx
+    with _first_link(cxx, opt, work) as linked:
+        return _verilate(work, opt=opt, cxx=cxx, linked=linked, **arguments)
+
+
+def _verilate(
     work, *, name, verilog, top, glue, config="", blocks=(), defines=(), verilator_args=(),
-    opt="-O2", jobs=2, progress=None, keep=False, cxx=None,
+    opt, jobs=2, progress=None, keep=False, cxx, linked,
 ):  # fmt: skip
-    """Do what :func:`build_verilated` does, in folder ``work``; return the library's path there."""
-    verilator, cxx = find_verilator(), find_cxx() if cxx is None else cxx
+    verilator = find_verilator()
 
     def report(text, fraction):
         if progress is not None:
@@ -612,6 +646,7 @@ def verilate_into(
     )
     shared_objects = runtime_objects(sorted(runtime), cxx, verilator, opt, jobs)
     report("linking", 0.95)
+    linked()
     library = work / f"{name}.so"
     response = build / "objects.rsp"
     response.write_text("\n".join(f'"{path}"' for path in [*objects, *shared_objects]))
