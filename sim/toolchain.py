@@ -26,7 +26,7 @@ import platformdirs
 
 __all__ = [
     "BuildError", "ToolMissing", "Verilator", "build_verilated", "cache_dir", "cached", "find_cc",
-    "find_clang_cxx", "find_cxx", "find_verilator", "hash_of", "processor", "run_all",
+    "find_clang_cxx", "find_cxx", "find_verilator", "first_link", "hash_of", "processor", "run_all",
     "runtime_objects",
     "target_flags", "tool_version", "verilate_into",
 ]  # fmt: skip
@@ -532,11 +532,15 @@ def _block_wrapper(name, verilog):
     return "\n".join(wrapper), "\n".join(code)
 
 
-@contextlib.contextmanager
-def _first_link(cxx, opt, folder):
-    """Link something small beside other work; give a function that waits for it.
+_LINK = "-Os"
+"""Of the linker: the level at which clang in the ziglang package compiles its C++ library."""
 
-    Clang in the ziglang package compiles its C++ library, for a minute, when it first links.
+
+@contextlib.contextmanager
+def first_link(cxx, folder):
+    """Link something small in ``folder`` beside other work; give a function that waits for it.
+
+    Clang in the ziglang package compiles its C++ library, for two minutes, when it first links.
     """
     if "ziglang" not in cxx:
         yield lambda: None
@@ -544,7 +548,7 @@ def _first_link(cxx, opt, folder):
     source = folder / "empty.cpp"
     source.write_text("")
     process = subprocess.Popen(
-        [*cxx, *target_flags(cxx), opt, "-shared", "-o", str(folder / "empty.so"), str(source)],
+        [*cxx, *target_flags(cxx), _LINK, "-shared", "-o", str(folder / "empty.so"), str(source)],
         stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
     try:
@@ -556,21 +560,41 @@ def _first_link(cxx, opt, folder):
         (folder / "empty.so").unlink(missing_ok=True)
 
 
-def verilate_into(work, *, opt="-O2", cxx=None, **arguments):
+_PART = 2_500_000
+"""Bytes of C++ to compile in one piece."""
+
+
+def _merged(files, folder, level, jobs):
+    """Write files that include ``files``, of about the same size each; return their paths.
+
+    Verilator's headers cost a compiler more than a small file does.
+    """
+    sizes = {file: file.stat().st_size for file in dict.fromkeys(files)}
+    count = max(jobs, -(-sum(sizes.values()) // _PART))
+    parts = [[0, []] for _ in range(min(count, len(sizes)))]
+    for file in sorted(sizes, key=sizes.get, reverse=True):
+        part = min(parts, key=lambda part: part[0])
+        part[0] += sizes[file]
+        part[1].append(file)
+    paths = []
+    for i, (_, members) in enumerate(parts):
+        paths.append(folder / f"part{level}_{i}.cpp")
+        paths[-1].write_text(
+            "".join(f'#undef VL_PCH_INCLUDED\n#include "{file}"\n' for file in sorted(members))
+        )
+    return paths
+
+
+def verilate_into(
+    work, *, name, verilog, top, glue, config="", blocks=(), defines=(), verilator_args=(),
+    opt="-O2", jobs=2, progress=None, keep=False, cxx=None, linked=lambda: None,
+):  # fmt: skip
     """Do what :func:`build_verilated` does, in folder ``work``; return the library's path there.
 
-    Further arguments: ``cxx``, the command of the compiler, and ``keep``, which leaves what
-    Verilator wrote in ``work / "build"``.
+    Further arguments: ``cxx``, the command of the compiler; ``keep``, which leaves what Verilator
+    wrote in ``work / "build"``; ``linked``, called before linking (see :func:`first_link`).
     """
     cxx = find_cxx() if cxx is None else cxx
-    with _first_link(cxx, opt, work) as linked:
-        return _verilate(work, opt=opt, cxx=cxx, linked=linked, **arguments)
-
-
-def _verilate(
-    work, *, name, verilog, top, glue, config="", blocks=(), defines=(), verilator_args=(),
-    opt, jobs=2, progress=None, keep=False, cxx, linked,
-):  # fmt: skip
     verilator = find_verilator()
 
     def report(text, fraction):
@@ -616,7 +640,7 @@ def _verilate(
     )  # fmt: skip
 
     (build / "glue.cpp").write_text(glue)
-    units, runtime = [], set()
+    units, runtime = {opt: [], "-O0": []}, set()
     for prefix, folder in [("Vtop", model), *((f"V{block}", build / block) for block in blocks)]:
         lists = _make_lists(folder / f"{prefix}_classes.mk")
         for kind, level in (("FAST", opt), ("SLOW", "-O0")):  # what is slow runs once
@@ -624,26 +648,25 @@ def _verilate(
                 *lists.get(f"VM_CLASSES_{kind}", ()),
                 *lists.get(f"VM_SUPPORT_{kind}", ()),
             ):
-                units.append((folder / f"{unit}.cpp", level, folder))
+                units[level].append(folder / f"{unit}.cpp")
             runtime.update(lists.get(f"VM_GLOBAL_{kind}", ()))
         if folder is not model:
-            units.append((folder / f"{folder.name}.cpp", opt, folder))
+            units[opt].append(folder / f"{folder.name}.cpp")
     report("compiling", 0.1)
-    units = list(dict.fromkeys(units))
-    units.sort(key=lambda unit: -unit[0].stat().st_size)  # the longest first: no lone straggler
-    units.insert(0, (build / "glue.cpp", opt, model))  # the one that may be wrong: no long wait
-    objects, commands = [], []
-    for unit, level, folder in units:
-        objects.append(unit.with_suffix(".o"))
-        commands.append(
-            [*cxx, *_cxx_flags(cxx, verilator, level), f"-I{folder}", "-c", str(unit), "-o",
-             str(objects[-1])]
-        )  # fmt: skip
+    parts = [(build / "glue.cpp", opt)]  # first what may be wrong: no long wait
+    for level, files in units.items():
+        parts += [(part, level) for part in _merged(files, build, level, jobs)]
+    objects = [part.with_suffix(".o") for part, _ in parts]
+    commands = [
+        [*cxx, *_cxx_flags(cxx, verilator, level), f"-I{model}", "-c", str(part), "-o", str(out)]
+        for (part, level), out in zip(parts, objects, strict=True)
+    ]
     run_all(
         commands,
         jobs=jobs,
-        finished=lambda done: report("compiling", 0.1 + 0.85 * done / len(commands)),
+        finished=lambda done: report("compiling", 0.1 + 0.7 * done / len(commands)),
     )
+    report("compiling", 0.8)
     shared_objects = runtime_objects(sorted(runtime), cxx, verilator, opt, jobs)
     report("linking", 0.95)
     linked()
@@ -651,7 +674,18 @@ def _verilate(
     response = build / "objects.rsp"
     response.write_text("\n".join(f'"{path}"' for path in [*objects, *shared_objects]))
     run_all(
-        [[*cxx, *target_flags(cxx), opt, "-shared", "-o", str(library), f"@{response}", "-pthread"]]
+        [
+            [
+                *cxx,
+                *target_flags(cxx),
+                _LINK,
+                "-shared",
+                "-o",
+                str(library),
+                f"@{response}",
+                "-pthread",
+            ]
+        ]
     )
     if not keep:
         shutil.rmtree(build)
@@ -707,9 +741,11 @@ def build_verilated(
     )  # fmt: skip
 
     def build(work):
-        verilate_into(
-            work, name=name, verilog=verilog, top=top, glue=glue, config=config, blocks=blocks,
-            defines=defines, verilator_args=verilator_args, opt=opt, jobs=jobs, progress=progress,
-        )  # fmt: skip
+        with first_link(cxx, work) as linked:
+            verilate_into(
+                work, name=name, verilog=verilog, top=top, glue=glue, config=config, blocks=blocks,
+                defines=defines, verilator_args=verilator_args, opt=opt, jobs=jobs,
+                progress=progress, linked=linked,
+            )  # fmt: skip
 
     return cached("verilated", name, key, build) / f"{name}.so"

@@ -119,27 +119,29 @@ def build(config, *, progress=None, jobs=2):
             progress(text, fraction)
 
     def fill(work):
-        report("elaborating", 0.0)
-        top = SimTop(config=config, settable=True)
-        design = to_rtlil(top, name=_TOP)
-        report("writing Verilog", 0.1)
-        text = to_verilog(design, zero_memories=False)
-        lines = ["`verilator_config"]
-        for name in _memory_modules(config, design):
-            lines.append(f'public_flat_rw -module "{name}" -var "mem"')
-        toolchain.verilate_into(
-            work,
-            name="model",
-            verilog=text + _hbm_verilog(config.dma_engines),
-            top=_TOP,
-            glue=f"#define MAKALU_SETTINGS {_settings_statements()}\n" + _GLUE.read_text(),
-            config="\n".join([*lines, ""]),
-            blocks=_BLOCKS,
-            verilator_args=_VERILATOR_ARGS,
-            cxx=cxx,
-            jobs=jobs,
-            progress=lambda text, fraction: report(text, 0.2 + 0.8 * fraction),
-        )
+        with toolchain.first_link(cxx, work) as linked:
+            report("elaborating", 0.0)
+            top = SimTop(config=config, settable=True)
+            design = to_rtlil(top, name=_TOP)
+            report("writing Verilog", 0.1)
+            text = to_verilog(design, zero_memories=False)
+            lines = ["`verilator_config"]
+            for name in _memory_modules(config, design):
+                lines.append(f'public_flat_rw -module "{name}" -var "mem"')
+            toolchain.verilate_into(
+                work,
+                name="model",
+                verilog=text + _hbm_verilog(config.dma_engines),
+                top=_TOP,
+                glue=f"#define MAKALU_SETTINGS {_settings_statements()}\n" + _GLUE.read_text(),
+                config="\n".join([*lines, ""]),
+                blocks=_BLOCKS,
+                verilator_args=_VERILATOR_ARGS,
+                cxx=cxx,
+                jobs=jobs,
+                linked=linked,
+                progress=lambda text, fraction: report(text, 0.2 + 0.8 * fraction),
+            )
 
     name = re.sub(r"[^a-z0-9]+", "_", config.name.lower())
     return toolchain.cached("machine", f"verilator_{name}", key, fill) / "model.so"
