@@ -158,7 +158,7 @@ class Bench:
             await FallingEdge(self.dut.clk)
         assert not int(self.dut.error.value) & 1
         assert not self.watcher.done(), "the watcher stopped"
-        self.want_hbm, self.want_sbuf = hbm, sbuf
+        self.want_hbm, self.want_sbuf = hbm.copy(), sbuf.copy()
         self.want_hbm[TABLE:] = self.hbm[TABLE:]
         for descriptor in itertools.chain(*jobs):
             self.model(descriptor)

@@ -16,6 +16,8 @@ P = CONFIG.partitions
 WORDS = min(CONFIG.sbuf_words, 24)  # of each partition that are used
 PORTS = ("moving", "weights", "vector_read")
 PATIENCE = 60
+CONTENTS = np.zeros((P, 16 * WORDS), np.uint8)
+"""A reset keeps them, so that each test starts with what the one before left."""
 
 
 class Bench:
@@ -23,7 +25,7 @@ class Bench:
 
     def __init__(self, dut, name):
         self.dut, self.rng = dut, generator(name)
-        self.bytes = np.zeros((P, 16 * WORDS), np.uint8)
+        self.bytes = CONTENTS
         self.word = np.zeros((P, 16), np.uint8)
         self.strobe = np.zeros((P, 16), bool)
         self.held, self.pending, self.due = {}, {}, {}

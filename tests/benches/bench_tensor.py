@@ -21,6 +21,8 @@ from pins import add, begin, cycle, fused, generator, pack, settle, unpack
 P, ROWS, COLS = CONFIG.partitions, CONFIG.rows, CONFIG.cols
 AREA = 512
 BANKS, WORDS = CONFIG.psum_banks, CONFIG.psum_bank_words
+SUMS = np.zeros((COLS, BANKS, WORDS), np.uint32)
+"""What PSUM holds. A reset keeps it: each test starts with what the one before left."""
 
 
 class Bench:
@@ -29,7 +31,7 @@ class Bench:
     def __init__(self, dut, name, ready=1.0):
         self.dut, self.rng, self.ready = dut, generator(name), ready
         self.bytes = np.zeros((P, AREA), np.uint8)
-        self.psum = np.zeros((COLS, BANKS, WORDS), np.uint32)
+        self.psum = SUMS
         self.pipes = {port: deque([None] * SBUF_READ_CYCLES) for port in ("moving", "weights")}
         self.held, self.updates, self.compared, self.refused = {}, [], 0, 0
 

@@ -1,6 +1,5 @@
 """The machines: back doors, registers, runs; both do the same in the same cycle."""
 
-import time
 from dataclasses import replace
 
 import numpy as np
@@ -168,13 +167,14 @@ def test_both_do_the_same_in_the_same_cycle(rng):
 
 
 @pytest.mark.verilator
-def test_one_model_serves_every_hbm():
+def test_one_model_serves_every_hbm(monkeypatch):
+    def refuse(*arguments, **options):
+        raise AssertionError("a second model was built")
+
     machines = []
     for hbm in (HBM, replace(HBM, latency_cycles=300), replace(HBM, size_bytes=1 << 34)):
-        began = time.perf_counter()
         machines.append(machine := open_machine("verilator", hbm))
-        if machines[1:]:
-            assert time.perf_counter() - began < 2
+        monkeypatch.setattr(toolchain, "verilate_into", refuse)
         machine.hbm_write(0x1000, b"x")
     cycles = []
     for machine in machines:
