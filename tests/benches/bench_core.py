@@ -20,8 +20,8 @@ from cocotbext.axi import (
     AxiRamRead,
     AxiReadBus,
     AxiResp,
-    SparseMemory,
 )
+from cocotbext.axi.sparse_memory import SparseMemory
 from makalu.rtl.arch import registers
 from makalu.rtl.arch.isa import Engine, ErrorCode
 from makalu.rtl.arch.registers import address_of, queue_register
