@@ -26,7 +26,7 @@ from makalu.rtl.verilog import export
 
 from .runner import SIMULATORS, run_bench
 
-pytestmark = [pytest.mark.unproven, pytest.mark.verilator]
+pytestmark = pytest.mark.verilator
 HERE = Path(__file__).parent
 
 

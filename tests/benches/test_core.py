@@ -15,7 +15,7 @@ from makalu.sim.golden import GoldenCore
 
 from .runner import SIMULATORS, run_bench
 
-pytestmark = [pytest.mark.unproven, pytest.mark.verilator]
+pytestmark = pytest.mark.verilator
 HBM = 1 << 16
 
 

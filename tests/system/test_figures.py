@@ -19,10 +19,10 @@ from makalu.rtl.arch.isa import (
     WaitMode,
 )
 from makalu.rtl.arch.registers import counter_address
+from makalu.sim.backends.base import BUSY, STATUS
 from makalu.sim.golden import GoldenCore
 
 pytestmark = [
-    pytest.mark.unproven,
     pytest.mark.verilator,
     pytest.mark.slow,
     pytest.mark.xdist_group("small_device"),
@@ -32,7 +32,7 @@ TILES = 64
 STRIPS = 8
 """Moving tiles; there are as many stationary ones, and every pair is one output tile."""
 COLUMNS = SMALL.psum_bank_words
-POLL_CYCLES = 4
+LOOK_CYCLES = 40
 MATMULS, COPIES = 1, 2  # semaphores
 
 
@@ -100,7 +100,8 @@ def measure(device, starts):
             looks.append(
                 [counter(machine, name) for name in ("core_cycles", "pe_columns", "pe_busy")]
             )
-            if run(max_cycles=POLL_CYCLES) < POLL_CYCLES:
+            run(max_cycles=LOOK_CYCLES)
+            if not machine.reg_read(STATUS) & BUSY:
                 return
 
     machine.run = look_often

@@ -79,7 +79,6 @@ def test_the_generator_reaches_every_instruction_and_format(seed):
     assert len(formats) == 8 + 8 + 1 + 14 + 14 + 14
 
 
-@pytest.mark.unproven
 @pytest.mark.slow
 @pytest.mark.verilator
 def test_both_simulations_count_the_same_cycles(tiny, seed):
