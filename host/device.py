@@ -35,7 +35,7 @@ from .errors import (
     describe_field,
     disassemble,
 )
-from .lower import MatmulShape, operand_format, to_format
+from .lower import MatmulShape, operand_formats, to_format
 from .report import RunReport
 
 __all__ = ["Device", "LoadedProgram", "Tensor", "open_device"]
@@ -665,9 +665,9 @@ class Device:
     def matmul(self, a, b, dtype=None, out_dtype="fp32", *, check=False):
         """``a @ b`` on the core; shapes as :func:`numpy.matmul`.
 
-        The operands' own format decides how they are multiplied; binary32 operands are multiplied
-        exactly as four passes of 12-bit halves. Products are summed in binary32 in ascending order
-        of the inner index, K tile by K tile, so the result depends on the operands, the format and
+        The operands' own formats decide how they are multiplied; binary32 operands are multiplied
+        exactly as four passes of 12-bit halves. FP8 operands may differ in format. Products are summed in binary32 in ascending order
+        of the inner index, K tile by K tile, so the result depends on the operands, their formats and
         the number of rows of the array alone.
 
         Parameters
@@ -675,8 +675,9 @@ class Device:
         a, b : array_like
             Any strides, any byte order.
         dtype : format or ``None``
-            Round the operands to this format first, once, to nearest even. Needed where they have
-            no common format of the tensor engine: binary64, integers, booleans, mixed formats.
+            Round the operands to this format first, once, to nearest even. Needed where the tensor
+            engine does not multiply them as they are: binary64, integers, booleans, two formats
+            that are not both FP8.
         out_dtype : format
             Of the result; rounded once from the binary32 sums.
         check : :class:`bool`
@@ -691,14 +692,14 @@ class Device:
         Raises
         ------
         :exc:`DtypeError` (a :exc:`TypeError`)
-            If the operands have no common format and ``dtype`` does not say which to use.
+            If the operands cannot be multiplied as they are and ``dtype`` does not say how.
         :exc:`ShapeError` (a :exc:`ValueError`)
             If numpy would not multiply them.
         """
         self._check_ready()
         a, b = np.asarray(a), np.asarray(b)
         shape = MatmulShape.of(a.shape, b.shape)
-        fmt = operand_format(a, b, dtype)
+        fmts = operand_formats(a, b, dtype)
         try:
             out_fmt = format_of(out_dtype)
         except TypeError as error:
@@ -708,30 +709,31 @@ class Device:
             backend=self.backend,
             rows=self.config.rows,
             cols=self.config.cols,
+            dtype=" x ".join(dict.fromkeys(fmt.name for fmt in fmts)),
             build_s=self._runner.build_s,
         )
         if shape.is_empty:
             report.cycles = 0 if self._runner.has_cycles else None
             self.last_run = report
             return np.zeros(shape.result, out_fmt.dtype)[()]
-        a, b = to_format(a, fmt, name="a"), to_format(b, fmt, name="b")
+        a, b = to_format(a, fmts[0], name="a"), to_format(b, fmts[1], name="b")
         parts = []
         with self._lock:
             for left, right in shape.jobs(a, b):
-                parts.append(self._multiply(left, right, fmt, out_fmt, report))
+                parts.append(self._multiply(left, right, fmts, out_fmt, report))
         result = np.concatenate([part.reshape(-1) for part in parts]).reshape(shape.result)
         report.macs = shape.macs
         if check:
-            report.max_abs_error = _error(a, b, fmt, result, out_fmt)
+            report.max_abs_error = _error(a, b, fmts, result, out_fmt)
         self.last_run = report
         return result[()]
 
-    def _multiply(self, a, b, fmt, out_fmt, report):
-        key = (a.shape, b.shape, fmt.name, out_fmt.name)
+    def _multiply(self, a, b, fmts, out_fmt, report):
+        key = (a.shape, b.shape, *(fmt.name for fmt in (*fmts, out_fmt)))
         began = time.perf_counter()
         loaded = self._matmuls.pop(key, None)
         if loaded is None:
-            loaded = self._compile(a.shape, b.shape, fmt, out_fmt)
+            loaded = self._compile(a.shape, b.shape, fmts, out_fmt)
         self._matmuls[key] = loaded
         compile_s = time.perf_counter() - began
         while len(self._matmuls) > CACHED_PROGRAMS:
@@ -746,11 +748,11 @@ class Device:
         report.add(self.last_run)
         return out[loaded.outputs[0]]
 
-    def _compile(self, a_shape, b_shape, fmt, out_fmt):
+    def _compile(self, a_shape, b_shape, fmts, out_fmt):
         from ..firmware.kernels.matmul import matmul
         from ..firmware.nki import TensorSpec
 
-        operands = TensorSpec(a_shape, fmt), TensorSpec(b_shape, fmt)
+        operands = TensorSpec(a_shape, fmts[0]), TensorSpec(b_shape, fmts[1])
         return self.load(matmul.compile(self.config, *operands, out_dtype=out_fmt))
 
     # Looking inside -------------------------------------------------------------------------------
@@ -771,10 +773,10 @@ def _source(program, engine, index):
     return "" if index is None else program.where(engine, index)
 
 
-def _error(a, b, fmt, result, out_fmt):
+def _error(a, b, fmts, result, out_fmt):
     """Largest difference to the binary64 product, where both are finite."""
     with np.errstate(all="ignore"):
-        exact = np.matmul(fmt.decode(a), fmt.decode(b))
+        exact = np.matmul(fmts[0].decode(a), fmts[1].decode(b))
         difference = np.abs(exact - out_fmt.decode(result))
     finite = difference[np.isfinite(difference)]
     return float(finite.max()) if finite.size else 0.0

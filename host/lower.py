@@ -14,7 +14,7 @@ import numpy as np
 from ..rtl.arch.formats import FP32, MATMUL_FORMATS, format_of
 from .errors import DtypeError, ShapeError
 
-__all__ = ["MatmulShape", "operand_format", "to_format"]
+__all__ = ["MatmulShape", "operand_formats", "to_format"]
 
 _DOUBLE_BITS = 53
 
@@ -44,13 +44,14 @@ def _multiplied(dtype):
     return fmt if fmt in MATMUL_FORMATS else None
 
 
-def operand_format(a, b, dtype):
-    """The format in which ``a`` and ``b`` are multiplied.
+def operand_formats(a, b, dtype):
+    """The formats in which ``a`` and ``b`` are multiplied: equal, or two of FP8.
 
     Raises
     ------
     :exc:`DtypeError`
-        If they have no common format of the tensor engine and ``dtype`` does not choose one.
+        If the tensor engine does not multiply them as they are and ``dtype`` does not choose a
+        format.
     """
     if dtype is not None:
         try:
@@ -62,7 +63,7 @@ def operand_format(a, b, dtype):
                 f"dtype={dtype!r}: the tensor engine does not multiply {fmt.name}; "
                 f"use {_matmul_names()}"
             )
-        return fmt
+        return fmt, fmt
     kinds = [_multiplied(a.dtype), _multiplied(b.dtype)]
     for name, array, fmt in (("a", a, kinds[0]), ("b", b, kinds[1])):
         if fmt is None:
@@ -70,12 +71,12 @@ def operand_format(a, b, dtype):
                 f"{name} is {_describe(array.dtype)}, which the tensor engine does not multiply; "
                 f"say to which format it may be rounded: dtype= one of {_matmul_names()}"
             )
-    if kinds[0] is not kinds[1]:
+    if kinds[0] is not kinds[1] and any(fmt.bits > 8 for fmt in kinds):
         raise DtypeError(
             f"a is {_describe(a.dtype)} and b is {_describe(b.dtype)}; say in which format to "
             f"multiply: dtype= one of {_matmul_names()}"
         )
-    return kinds[0]
+    return tuple(kinds)
 
 
 def _wide(array, name):

@@ -59,6 +59,8 @@ class RunReport:
     Attributes
     ----------
     config, backend : :class:`str`
+    dtype : :class:`str` or ``None``
+        Format in which a matrix product multiplied: that of both operands, or ``a x b``.
     cycles : :class:`int` or ``None``
         Doorbell accepted until completion visible; ``None`` on a backend without cycles.
     macs : :class:`int`
@@ -88,6 +90,7 @@ class RunReport:
     backend: str
     rows: int
     cols: int
+    dtype: str | None = None
     cycles: int | None = None
     macs: int = 0
     passes: int = 0
@@ -196,6 +199,8 @@ class RunReport:
 
     def _lines(self):
         yield "machine", f"{self.config} ({self.rows} x {self.cols}) on {self.backend}"
+        if self.dtype is not None:
+            yield "format", f"{self.dtype} operands, summed in float32"
         if self.runs > 1:
             yield "runs", f"{self.runs}"
         if self.cycles is None:

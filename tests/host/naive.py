@@ -112,27 +112,28 @@ def copy_program(config, n, fmt=formats.FP32, out=None):
     return program
 
 
-def matmul_program(config, a_shape, b_shape, fmt, out):
-    """``c = a @ b``, tile by tile, in the order of the design's formula."""
+def matmul_program(config, a_shape, b_shape, fmts, out):
+    """``c = a @ b``, tile by tile, in the order of the design's formula; formats of a and b."""
     (m_all, k_all), n_all = a_shape, b_shape[1]
     program = NaiveProgram(
         config,
         [
-            Spec("a", tuple(a_shape), fmt, "input"),
-            Spec("b", tuple(b_shape), fmt, "input"),
+            Spec("a", tuple(a_shape), fmts[0], "input"),
+            Spec("b", tuple(b_shape), fmts[1], "input"),
             Spec("c", (m_all, n_all), out, "output"),
         ],
         "matmul",
         {"macs": m_all * k_all * n_all},
     )
-    size, wide, rows = fmt.bytes, out.bytes, config.rows
+    a_size, b_size = (fmt.bytes for fmt in fmts)
+    wide, rows = out.bytes, config.rows
     limit = config.psum_bank_words
     moving_at = -(-rows * 4 // 64) * 64
     out_at = moving_at + limit * 4
     stride, at = config.sbuf_partition_stride, config.sbuf_address(0, 0)
     whole = ((Half.WHOLE, Half.WHOLE),)
     halves = ((2, 2), (2, 1), (1, 2), (1, 1))
-    passes = halves if fmt is formats.FP32 else whole
+    passes = halves if fmts[0] is fmts[1] is formats.FP32 else whole
     for m0 in range(0, m_all, rows):
         for n0 in range(0, n_all, limit):
             m, n = min(rows, m_all - m0), min(limit, n_all - n0)
@@ -140,29 +141,29 @@ def matmul_program(config, a_shape, b_shape, fmt, out):
             first = True
             for k0 in range(0, k_all, rows):
                 k = min(rows, k_all - k0)
-                from_a, from_b = (m0 * k_all + k0) * size, (k0 * n_all + n0) * size
+                from_a, from_b = (m0 * k_all + k0) * a_size, (k0 * n_all + n0) * b_size
                 program.dma(
-                    size.bit_length() - 1,
+                    a_size.bit_length() - 1,
                     lambda t, f=from_a, k=k, m=m: DescriptorSide(
-                        t["a"] + f, ((size, k), (k_all * size, m))
+                        t["a"] + f, ((a_size, k), (k_all * a_size, m))
                     ),
-                    lambda t, k=k, m=m: DescriptorSide(at, ((stride, k), (size, m))),
+                    lambda t, k=k, m=m: DescriptorSide(at, ((stride, k), (a_size, m))),
                 )
                 program.dma(
-                    size.bit_length() - 1,
+                    b_size.bit_length() - 1,
                     lambda t, f=from_b, k=k, n=n: DescriptorSide(
-                        t["b"] + f, ((size, n), (n_all * size, k))
+                        t["b"] + f, ((b_size, n), (n_all * b_size, k))
                     ),
-                    lambda t, k=k, n=n: DescriptorSide(at + moving_at, ((size, n), (stride, k))),
+                    lambda t, k=k, n=n: DescriptorSide(at + moving_at, ((b_size, n), (stride, k))),
                 )
                 for left, right in passes:
                     program.add(
-                        LoadStationary(src=AccessPattern(fmt, 0, k, 0, ((1, m),)), half=left)
+                        LoadStationary(src=AccessPattern(fmts[0], 0, k, 0, ((1, m),)), half=left)
                     )
                     program.add(
                         MatmulMoving(
                             dst=dst,
-                            src=AccessPattern(fmt, 0, k, moving_at, ((1, n),)),
+                            src=AccessPattern(fmts[1], 0, k, moving_at, ((1, n),)),
                             half=right,
                             accumulate=not first,
                         )

@@ -3,10 +3,13 @@
 One device per backend serves all tests of this file, and each test leaves it usable.
 """
 
+import itertools
+
 import makalu
 import naive
 import numpy as np
 import pytest
+from makalu.firmware.kernels.matmul import matmul_reference
 from makalu.host import devices
 from makalu.host.errors import Deadlock, DeviceError
 from makalu.rtl.arch import formats
@@ -78,6 +81,15 @@ def test_products_have_the_same_bits(rtl, model, rng, dtype, mkn):
     assert 0 < report.pe_utilization < 1
     for name, value in expected.counters.items():
         assert report.counters[name] == value, name
+
+
+def test_products_of_two_fp8_formats_have_the_same_bits(rtl, model, rng):
+    fp8 = [fmt for fmt in formats.MATMUL_FORMATS if fmt.bits == 8]
+    for left, right in itertools.pairwise([*fp8, fp8[0]]):
+        a, b = left.encode(rng.standard_normal((5, 6))), right.encode(rng.standard_normal((6, 9)))
+        a[0, 0] = np.nan
+        expected = matmul_reference(a, b, TINY.rows).tobytes()
+        assert rtl.matmul(a, b).tobytes() == model.matmul(a, b).tobytes() == expected
 
 
 def test_cycles_repeat(rtl, rng):

@@ -9,6 +9,7 @@ import ml_dtypes
 import naive
 import numpy as np
 import pytest
+from makalu.firmware.kernels.matmul import matmul_reference
 from makalu.firmware.program import ProgramError
 from makalu.host import devices
 from makalu.host.allocator import ALIGNMENT, Allocator
@@ -25,6 +26,7 @@ from makalu.host.errors import (
     TensorError,
     ToolMissing,
 )
+from makalu.host.lower import to_format
 from makalu.host.report import RunReport
 from makalu.rtl.arch import formats
 from makalu.rtl.arch.config import SMALL, TINY, HbmConfig
@@ -47,8 +49,8 @@ from makalu.rtl.arch.isa import (
 def by_hand(monkeypatch):
     """Let the device run programs assembled by hand instead of compiled ones."""
 
-    def compile_(self, a_shape, b_shape, fmt, out_fmt):
-        return self.load(naive.matmul_program(self.config, a_shape, b_shape, fmt, out_fmt))
+    def compile_(self, a_shape, b_shape, fmts, out_fmt):
+        return self.load(naive.matmul_program(self.config, a_shape, b_shape, fmts, out_fmt))
 
     monkeypatch.setattr(Device, "_compile", compile_)
 
@@ -526,7 +528,7 @@ def test_compiled_and_hand_assembled_programs_agree(config, rng):
         for dtype, out in (("bf16", "fp32"), ("fp32", "fp32"), ("fp16", "fp8_e4m3")):
             compiled = dev.matmul(a, b, dtype=dtype, out_dtype=out)
             fmt, out_fmt = formats.format_of(dtype), formats.format_of(out)
-            program = naive.matmul_program(dev.config, a.shape, b.shape, fmt, out_fmt)
+            program = naive.matmul_program(dev.config, a.shape, b.shape, (fmt, fmt), out_fmt)
             inputs = {"a": fmt.encode(a), "b": fmt.encode(b)}
             assert dev.load(program).execute(inputs)["c"].tobytes() == compiled.tobytes()
 
@@ -551,6 +553,31 @@ def test_a_program_may_lie_at_the_very_end_of_memory(rng):
         low = dev.allocate(dev.free_bytes - (1 << 14), "uint8")
         np.testing.assert_array_equal(dev.matmul(a, a.T), expected)
         low.free()
+
+
+FP8 = [f for f in formats.MATMUL_FORMATS if f.bits == 8]
+MIXED = list(itertools.permutations(FP8, 2))
+
+
+@pytest.mark.parametrize("fmts", MIXED, ids=lambda pair: f"{pair[0].name}-{pair[1].name}")
+def test_fp8_operands_keep_their_own_formats(dev, rng, fmts):
+    """Every code of both formats, among them infinities and NaN, and a check of finite values."""
+    a, b = (rng.permutation(256).astype(np.uint8).view(f.dtype) for f in fmts)
+    a, b = a.reshape(8, 32), b.reshape(32, 8)
+    assert dev.matmul(a, b).tobytes() == formula(a, b, fmts[0]).tobytes()
+    a, b = (f.encode(rng.standard_normal((3, 40))) for f in fmts)
+    c = dev.matmul(a, b.T, check=True)
+    assert (
+        c.tobytes()
+        == matmul_reference(a, b.T, SMALL.rows).tobytes()
+        == formula(a, b.T, fmts[0]).tobytes()
+    )
+    assert dev.last_run.dtype == f"{fmts[0].name} x {fmts[1].name}"
+    assert dev.last_run.max_abs_error < 1e-3
+    # The other way round is another program, and a format that is asked for takes both.
+    assert dev.matmul(b, a.T).tobytes() == formula(b, a.T, fmts[1]).tobytes()
+    rounded = (to_format(x, formats.BF16) for x in (a, b.T))
+    assert dev.matmul(a, b.T, dtype="bf16").tobytes() == dev.matmul(*rounded).tobytes()
 
 
 def test_matmul_larger_than_the_memories(dev, by_hand, rng):
@@ -624,19 +651,23 @@ def test_special_values(dev, by_hand):
 
 
 def test_binary32_is_exact_where_it_can_be(dev, by_hand):
-    # FP-28: 1 + 2**-20 times 1 is exact in fp32 and 1 in bf16.
+    # pytorch/xla 7077: 1 + 2**-20 times 1 is exact in fp32 and 1 in bf16, and the report says
+    # which it was.
     a = np.array([[1 + 2**-20]], np.float32)
     one = np.ones((1, 1), np.float32)
     assert dev.matmul(a, one)[0, 0] == a[0, 0]
+    assert dev.last_run.dtype == "float32"
     assert dev.matmul(a, one, dtype="bf16")[0, 0] == 1
-    # FP-10: four products of bf16 0x3F99
+    assert dev.last_run.dtype == "bfloat16"
+    assert "bfloat16 operands" in str(dev.last_run)
+    # gemmini 401: four products of bf16 0x3F99
     x = np.full((4, 4), 0x3F99, np.uint16).view(ml_dtypes.bfloat16)
     assert dev.matmul(x, x)[0, 0] == np.float32(5.715087890625)
     assert dev.matmul(x, x, out_dtype="bf16").view(np.uint16)[0, 0] == 0x40B7
 
 
 def test_operands_are_rounded_once_before_they_are_multiplied(dev, by_hand):
-    # CV-01 (ml_dtypes #401)
+    # ml_dtypes 401
     one = np.ones((1, 1))
     a = np.array([[1 + 2**-8 + 2**-40]])
     assert dev.matmul(a, one, dtype="bf16")[0, 0] == np.float32(1.0078125)
@@ -649,7 +680,8 @@ def test_operands_are_rounded_once_before_they_are_multiplied(dev, by_hand):
 def test_a_format_is_never_chosen_silently(dev):
     f64, i8 = np.ones((2, 2)), np.ones((2, 2), np.int8)
     f32, f16 = np.ones((2, 2), np.float32), np.ones((2, 2), np.float16)
-    for a, b in ((f64, f64), (i8, i8), (f32, f16), (f32, f64), (f32 > 0, f32 > 0)):
+    f8 = np.ones((2, 2), ml_dtypes.float8_e4m3)
+    for a, b in ((f64, f64), (i8, i8), (f32, f16), (f32, f64), (f32 > 0, f32 > 0), (f8, f16)):
         with pytest.raises(TypeError, match="dtype="):
             dev.matmul(a, b)
     with pytest.raises(DtypeError, match="out_dtype"):

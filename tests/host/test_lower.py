@@ -7,7 +7,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from makalu.host.errors import DtypeError, ShapeError
-from makalu.host.lower import MatmulShape, operand_format, to_format
+from makalu.host.lower import MatmulShape, operand_formats, to_format
 from makalu.rtl.arch import formats
 from makalu.rtl.arch.formats import BF16, FP8_E4M3FN, FP16, FP32, TF32
 
@@ -133,13 +133,22 @@ def test_tf32_rounds_what_binary32_holds_beyond_it():
         (np.float64, np.float64), (np.int8, np.int8), (np.int32, np.float32), (bool, bool),
         (np.float32, np.float16), (np.float64, np.float32), (ml_dtypes.bfloat16, np.float16),
         (np.complex64, np.complex64), (ml_dtypes.float8_e4m3b11fnuz, np.float32),
+        (ml_dtypes.float8_e5m2, ml_dtypes.bfloat16), (np.float32, ml_dtypes.float8_e3m4),
     ],
 )  # fmt: skip
 def test_formats_are_never_chosen_silently(a, b):
     x, y = np.ones((2, 2), a), np.ones((2, 2), b)
     with pytest.raises(TypeError, match="dtype=") as caught:
-        operand_format(x, y, None)
+        operand_formats(x, y, None)
     assert isinstance(caught.value, DtypeError)
+
+
+def test_two_fp8_formats_are_multiplied_as_they_are():
+    x, y = np.ones((2, 2), ml_dtypes.float8_e4m3fn), np.ones((2, 2), ml_dtypes.float8_e5m2)
+    assert operand_formats(x, y, None) == (FP8_E4M3FN, formats.FP8_E5M2)
+    assert operand_formats(y, x, None) == (formats.FP8_E5M2, FP8_E4M3FN)
+    assert operand_formats(x, x, None) == (FP8_E4M3FN, FP8_E4M3FN)
+    assert operand_formats(x, y, "fp16") == (FP16, FP16)
 
 
 @pytest.mark.parametrize(
@@ -156,10 +165,10 @@ def test_what_is_not_a_real_number_is_refused(array):
 def test_a_format_that_is_not_multiplied_is_refused_by_name(dtype):
     x = np.ones((2, 2), np.float32)
     with pytest.raises(DtypeError, match=r"bf16"):
-        operand_format(x, x, dtype)
+        operand_formats(x, x, dtype)
 
 
 @pytest.mark.parametrize("name", ["bf16", "bfloat16", "BF16", ml_dtypes.bfloat16, BF16])
 def test_a_format_goes_by_several_names(name):
     x = np.ones((2, 2))
-    assert operand_format(x, x, name) is BF16
+    assert operand_formats(x, x, name) == (BF16, BF16)
