@@ -665,10 +665,10 @@ class Device:
     def matmul(self, a, b, dtype=None, out_dtype="fp32", *, check=False):
         """``a @ b`` on the core; shapes as :func:`numpy.matmul`.
 
-        The operands' own formats decide how they are multiplied; binary32 operands are multiplied
-        exactly as four passes of 12-bit halves. FP8 operands may differ in format. Products are summed in binary32 in ascending order
-        of the inner index, K tile by K tile, so the result depends on the operands, their formats and
-        the number of rows of the array alone.
+        The operands' own formats decide how they are multiplied: binary32 exactly, as four passes
+        of 12-bit halves; two FP8 operands may differ. Products are summed in binary32 in ascending
+        order of the inner index, K tile by K tile, so the result depends on the operands, their
+        formats and the number of rows of the array alone.
 
         Parameters
         ----------

@@ -3,8 +3,6 @@
 One device per backend serves all tests of this file, and each test leaves it usable.
 """
 
-import itertools
-
 import makalu
 import naive
 import numpy as np
@@ -84,9 +82,9 @@ def test_products_have_the_same_bits(rtl, model, rng, dtype, mkn):
 
 
 def test_products_of_two_fp8_formats_have_the_same_bits(rtl, model, rng):
-    fp8 = [fmt for fmt in formats.MATMUL_FORMATS if fmt.bits == 8]
-    for left, right in itertools.pairwise([*fp8, fp8[0]]):
-        a, b = left.encode(rng.standard_normal((5, 6))), right.encode(rng.standard_normal((6, 9)))
+    pairs = (formats.FP8_E4M3, formats.FP8_E5M2), (formats.FP8_E3M4, formats.FP8_E4M3FN)
+    for left, right in pairs:
+        a, b = left.encode(rng.standard_normal((3, 5))), right.encode(rng.standard_normal((5, 6)))
         a[0, 0] = np.nan
         expected = matmul_reference(a, b, TINY.rows).tobytes()
         assert rtl.matmul(a, b).tobytes() == model.matmul(a, b).tobytes() == expected
