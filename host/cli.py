@@ -5,6 +5,7 @@ device or a kernel failed, 2 wrong input, 3 a tool is missing, 4 out of memory, 
 """
 
 import contextlib
+import importlib.metadata
 import json
 import sys
 import time
@@ -26,14 +27,14 @@ from rich.table import Table
 
 from ..rtl.arch.config import SMALL, TINY, TRN, named_config
 from ..rtl.arch.events import COUNTERS
+from ..rtl.arch.formats import ALIASES, FORMATS, MATMUL_FORMATS, format_of
 from . import devices
-from .errors import DtypeError, MakaluError, ShapeError, ToolMissing
+from .errors import DtypeError, MakaluError, ShapeError, ToolMissing, UsageError
 
 __all__ = ["app", "main"]
 
 app = typer.Typer(
     name="makalu",
-    help="An open, cycle-accurate Trainium-like NeuronCore.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -41,16 +42,25 @@ app = typer.Typer(
 
 FAILED, WRONG_INPUT, NO_TOOL, NO_MEMORY, INTERRUPTED = 1, 2, 3, 4, 130
 
-ConfigOption = Annotated[str, typer.Option("--config", help="Machine: TINY, SMALL or TRN.")]
-BackendOption = Annotated[
-    str, typer.Option("--backend", help=f"auto, {', '.join(devices.BACKENDS)}.")
+ConfigOption = Annotated[
+    str, typer.Option("--config", help="Machine: TINY, SMALL or TRN; see `makalu info`.")
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print the report as JSON.")]
+BackendOption = Annotated[
+    str,
+    typer.Option(
+        "--backend",
+        help="What simulates the core: verilator (compiled), pysim (slow, needs nothing), golden "
+        "(no cycles), or auto, the fastest of them that works here; see `makalu doctor`.",
+    ),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
 DtypeOption = Annotated[
     str | None,
     typer.Option("--dtype", help="Round operands to this format: bf16, fp16, fp8_e4m3, fp32, ..."),
 ]
-HbmOption = Annotated[int | None, typer.Option("--hbm-mib", help="Size of HBM in MiB.", min=1)]
+HbmOption = Annotated[
+    int | None, typer.Option("--hbm-mib", help="Size of HBM in MiB.", min=1, max=1 << 20)
+]
 
 
 def _out():
@@ -68,7 +78,7 @@ def _errors():
     from ..firmware.program import ProgramError
 
     def fail(error, code):
-        text = _escape(str(error) or type(error).__name__)
+        text = _escape(_as_options(str(error) or type(error).__name__))
         _err().print(f"[bold red]error:[/bold red] {text}")
         raise typer.Exit(code) from None
 
@@ -81,12 +91,27 @@ def _errors():
         fail(error, NO_TOOL)
     except MemoryError as error:
         fail(str(error) or "this machine has not enough memory", NO_MEMORY)
-    except (OSError, DtypeError, ShapeError, ProgramError) as error:
+    except OSError as error:
+        named = error.strerror and error.filename
+        fail(f"{error.filename}: {error.strerror.lower()}" if named else error, WRONG_INPUT)
+    except (DtypeError, ShapeError, ProgramError) as error:
         fail(error, WRONG_INPUT)
     except MakaluError as error:
         fail(error, WRONG_INPUT if isinstance(error, ValueError) else FAILED)
     except KernelError as error:
         fail(error, FAILED)
+
+
+def _as_options(text):
+    """The parameters of :mod:`.device` in a message, as the options that set them."""
+    text = text.replace("dtype= ", "--dtype ")
+    for name, option in (
+        ("out_dtype=", "--out-dtype "),
+        ("dtype=", "--dtype "),
+        ("hbm=", "--hbm-mib"),
+    ):
+        text = text.replace(name, option)
+    return text
 
 
 def _escape(text):
@@ -139,11 +164,36 @@ class _Bar:
         self.progress.update(self.task, description=text, completed=issued, total=total or None)
 
 
+def _version(wanted):
+    if wanted:
+        print(f"makalu {importlib.metadata.version('makalu')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+):
+    """An open, cycle-accurate Trainium-like NeuronCore: simulate it, program it, export it.
+
+    Start with `makalu demo`, or `makalu doctor` to see what this computer can run.
+    """
+
+
 def _config(name):
     try:
-        return named_config(name)
+        return named_config(name.upper())
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--config") from None
+
+
+def _dtype(name, option="--dtype"):
+    try:
+        return name if name is None else format_of(name).name
+    except TypeError as error:
+        raise typer.BadParameter(str(error), param_hint=option) from None
 
 
 def _backend(name):
@@ -188,6 +238,7 @@ def matmul(
 
     with _errors():
         machine, backend = _config(config), _backend(backend)
+        dtype, out_dtype = _dtype(dtype), _dtype(out_dtype, "--out-dtype")
         check_writable(out)
         left, right = load_array(a, dtype=dtype), load_array(b, dtype=dtype)
         console = _err()
@@ -214,34 +265,50 @@ def run(
     file: Annotated[Path, typer.Argument(help="A Python file with NKI kernels.")],
     inputs: Annotated[
         list[str] | None,
-        typer.Argument(help="Kernel arguments: .npy files, shapes such as 64x128:bf16, numbers."),
+        typer.Argument(
+            help="Arguments of the kernel, in order: .npy files, numbers, or shapes such as "
+            "64x128:bf16, which are filled with random numbers."
+        ),
     ] = None,
     kernel: Annotated[
-        str | None, typer.Option("--kernel", help="Which kernel, if there are several.")
+        str | None, typer.Option("--kernel", help="Kernel to call, if the file has several.")
     ] = None,
     out: Annotated[
-        list[Path] | None, typer.Option("--out", "-o", help="Where outputs go, .npy files.")
+        list[Path] | None,
+        typer.Option("--out", "-o", help="Where an output goes, a .npy file; one for each output."),
     ] = None,
     config: ConfigOption = "SMALL",
     backend: BackendOption = "auto",
-    dtype: DtypeOption = None,
-    seed: Annotated[int, typer.Option(help="Of random inputs.")] = 0,
+    dtype: Annotated[
+        str | None,
+        typer.Option("--dtype", help="Format of shapes without one and of raw .npy files."),
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", help="Seed of random inputs.", min=0)] = 0,
     hbm_mib: HbmOption = None,
     as_json: JsonOption = False,
 ):
     """Run an NKI kernel file, unmodified.
 
-    ``import nki`` gives Makalu's kernel language. With inputs the file's kernel is called with
-    them; without, the file runs as a script, and the kernels that it calls run on the core.
+    Its imports of nki, nki.isa and nki.language, also below neuronxcc, give Makalu's kernel
+    language. With inputs the file's kernel is called with them; without, the file runs as a
+    script, and the kernels that it calls run on the core.
     """
     from .files import check_writable, save_array
-    from .kernels import argument, choose_kernel, kernels_in, nki_is_ours, run_file
+    from .kernels import (
+        argument,
+        bind,
+        choose_kernel,
+        kernel_code,
+        kernels_in,
+        nki_is_ours,
+        run_file,
+    )
 
     with _errors():
-        machine, backend = _config(config), _backend(backend)
+        machine, backend, dtype = _config(config), _backend(backend), _dtype(dtype)
         for path in out or ():
             check_writable(path)
-        if not file.is_file():
+        if not file.exists():
             raise FileNotFoundError(f"{file}: no such file")
         reports = []
         with contextlib.ExitStack() as stack:
@@ -250,19 +317,21 @@ def run(
             dev = stack.enter_context(_open(machine, backend, hbm_mib, bar))
             bar.say(f"running {file.name}")
             results = ()
-            if inputs:
+            if inputs or kernel is not None:
                 names = run_file(file, as_script=False)
                 chosen = choose_kernel(file, names, kernel)
                 rng = np.random.default_rng(seed)
-                arguments = [argument(text, dtype=dtype, rng=rng) for text in inputs]
-                results = dev.run(chosen, *arguments)
+                arguments = [argument(text, dtype=dtype, rng=rng) for text in inputs or ()]
+                bind(chosen, arguments)
+                with kernel_code(file):
+                    results = dev.run(chosen, *arguments)
                 results = results if isinstance(results, tuple) else (results,)
                 reports.append((chosen.__name__, dev.last_run))
             else:
                 dev.on_run = lambda name, report: reports.append((name, report))
                 names = run_file(file, as_script=True)
         if out and len(out) != len(results):
-            raise MakaluError(f"there are {len(results)} outputs, but {len(out)} --out files")
+            raise UsageError(f"outputs: {len(results)}, but --out files: {len(out)}")
         if out:
             for path, array in zip(out, results, strict=True):
                 save_array(path, array)
@@ -292,7 +361,7 @@ def demo(
     config: ConfigOption = "SMALL",
     backend: BackendOption = "auto",
     images: Annotated[
-        int | None, typer.Option("--images", help="Test images.", min=1, max=397)
+        int | None, typer.Option("--images", help="Test images [default: 256].", min=1, max=397)
     ] = None,
     as_json: JsonOption = False,
 ):
@@ -372,6 +441,7 @@ def export(
         machine = _config(config)
         if out.exists() and not out.is_dir():
             raise NotADirectoryError(f"{out}: a file, not a directory to write to")
+        out.mkdir(parents=True, exist_ok=True)  # refused before the work
         from ..rtl.verilog import write_export
 
         began = time.perf_counter()
@@ -402,7 +472,7 @@ def bench(
 ):
     """Measure matrix products: cycles, utilization, speed of the simulation."""
     with _errors():
-        machine, backend = _config(config), _backend(backend)
+        machine, backend, dtype = _config(config), _backend(backend), _dtype(dtype)
         shapes = [_shape(text) for text in shape] if shape else BENCH_SHAPES
         rng = np.random.default_rng(0)
         rows = []
@@ -447,13 +517,22 @@ def info(
     counters: Annotated[bool, typer.Option("--counters", help="List the counters too.")] = False,
     as_json: JsonOption = False,
 ):
-    """Show the machines there are, and the counters."""
+    """Show the machines there are, the number formats and the counters."""
     machines = (TINY, SMALL, TRN)
     if as_json:
         print(
             json.dumps(
                 {
                     "machines": [_facts(machine) for machine in machines],
+                    "formats": [
+                        {
+                            "name": fmt.name,
+                            "aliases": _aliases(fmt),
+                            "bytes": fmt.bytes,
+                            "multiplied": fmt in MATMUL_FORMATS,
+                        }
+                        for fmt in FORMATS
+                    ],
                     "counters": [
                         {"name": e.full_name, "unit": e.unit, "meaning": e.meaning}
                         for e in COUNTERS
@@ -475,11 +554,20 @@ def info(
     ):
         table.add_row(title, *(fact(machine) for machine in machines))
     console.print(table)
+    table = Table("number format", "also called", "bytes", "matmul operand")
+    for fmt in FORMATS:
+        multiplied = "yes" if fmt in MATMUL_FORMATS else ""
+        table.add_row(fmt.name, ", ".join(_aliases(fmt)), f"{fmt.bytes}", multiplied)
+    console.print(table)
     if counters:
         table = Table("counter", "unit", "meaning")
         for event in COUNTERS:
             table.add_row(event.full_name, event.unit, event.meaning)
         console.print(table)
+
+
+def _aliases(fmt):
+    return [alias for alias, named in ALIASES.items() if named is fmt and alias != fmt.name]
 
 
 def _facts(machine):

