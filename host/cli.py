@@ -153,7 +153,7 @@ class _Bar:
     def building(self, text, fraction):
         """Part of the simulator is built; told once where there is no terminal."""
         if not self.shown and not self.told:
-            self.console.print("building the simulator, once; this takes a while", style="dim")
+            self.console.print(f"building the simulator: {text}; this takes a while", style="dim")
         self.told = True
         self.progress.update(
             self.task, description=f"building: {text}", completed=fraction, total=1.0
@@ -358,29 +358,40 @@ def run(
 
 @app.command()
 def demo(
-    config: ConfigOption = "SMALL",
+    config: Annotated[
+        str | None,
+        typer.Option("--config", help="TINY, SMALL or TRN [default: SMALL, with pysim TINY]."),
+    ] = None,
     backend: BackendOption = "auto",
     images: Annotated[
-        int | None, typer.Option("--images", help="Test images [default: 256].", min=1, max=397)
+        int | None,
+        typer.Option("--images", help="Test images [default: 256, with pysim 8].", min=1, max=397),
     ] = None,
     as_json: JsonOption = False,
 ):
-    """Classify handwritten digits: a small network whose matrix products run on the core."""
-    from .demo import run_demo
+    """Classify handwritten digits: a small network whose matrix products run on the core.
+
+    Where nothing can be compiled, a smaller network runs on TINY in Amaranth's simulator.
+    """
+    from .demo import LAYERS, QUICK_LAYERS, run_demo
 
     with _errors():
-        machine, backend = _config(config), _backend(backend)
         console = _err()
+        machine, choice = _config("SMALL" if config is None else config), _backend(backend)
         if backend == "auto":
             choice, reason = devices.choose("auto", machine)
-            if choice == "golden":
-                # No compiler: show the hardware all the same, on fewer images.
-                machine, backend, images = TINY, "pysim", images or 4
-                console.print(
-                    f"No compiled simulation here ({_escape(reason)}).\nThe hardware runs in "
-                    f"Amaranth's simulator instead, slowly: {machine.name}, {images} images."
-                )
-        images = images or 256
+        if config is None and (choice == "pysim" or (choice == "golden" and backend == "auto")):
+            # No compiler: show the hardware all the same, with less work.
+            if backend == "auto":
+                console.print(f"No compiled simulation here ({_escape(reason)}).")
+            machine, choice, backend = TINY, "pysim", "pysim"
+        slow = choice == "pysim"
+        images = images or (8 if slow else 256)
+        if slow:
+            console.print(
+                "The hardware runs in Amaranth's simulator, about a hundred cycles per second, so "
+                f"a smaller network sees fewer images: {machine.name}, {images} images."
+            )
         with _Bar(console) as bar:
 
             def say(text):
@@ -401,6 +412,7 @@ def demo(
                 machine,
                 backend,
                 images=images,
+                sizes=QUICK_LAYERS if slow else LAYERS,
                 say=say,
                 progress=progress if bar.shown else None,
                 on_build=bar.building,

@@ -15,9 +15,11 @@ from .device import open_device
 from .lower import to_format
 from .report import RunReport
 
-__all__ = ["DemoResult", "Network", "digits", "run_demo", "train"]
+__all__ = ["LAYERS", "QUICK_LAYERS", "DemoResult", "Network", "digits", "run_demo", "train"]
 
 LAYERS = (64, 64, 32, 10)
+QUICK_LAYERS = (64, 16, 10)
+"""For simulators of about a hundred cycles per second."""
 SEED = 7
 
 
@@ -139,6 +141,7 @@ def run_demo(
     backend="auto",
     *,
     images=256,
+    sizes=LAYERS,
     say=lambda text: None,
     progress=None,
     on_build=None,
@@ -149,6 +152,8 @@ def run_demo(
     ----------
     images : :class:`int`
         Test images, at most 397.
+    sizes : tuple
+        Of the layers of the network, from 64 pixels to 10 digits.
     say : callable
         Told what happens next.
     progress : callable or ``None``
@@ -159,7 +164,7 @@ def run_demo(
     began = time.perf_counter()
     say("training a network on 1,400 handwritten digits (numpy)")
     (train_x, train_y), (test_x, test_y) = digits()
-    network = train(train_x, train_y)
+    network = train(train_x, train_y, layers=sizes)
     test_x, test_y = test_x[:images], test_y[:images]
     train_s = time.perf_counter() - began
     reference = network.forward(test_x)
@@ -206,7 +211,7 @@ def run_demo(
         backend=name,
         backend_reason=reason,
         images=len(test_x),
-        layers=LAYERS,
+        layers=tuple(sizes),
         accuracy=float((logits.argmax(axis=1) == test_y).mean()),
         reference_accuracy=float((reference.argmax(axis=1) == test_y).mean()),
         same_bits=bool(same),

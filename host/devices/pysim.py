@@ -15,5 +15,5 @@ def start(config, hbm, on_build=None):
     from ...sim.backends.pysim import PysimMachine
 
     if on_build is not None:
-        on_build("elaborating", 0.0)
+        on_build("elaborating the hardware", 0.0)
     return RegisterRunner(PysimMachine(config, hbm))

@@ -539,22 +539,55 @@ def test_the_demo_is_right_and_reports(capsys):
         assert part in text
 
 
-def test_the_demo_falls_back_without_a_compiler(monkeypatch):
+@pytest.mark.parametrize("tool", ["find_verilator", "find_cxx"])
+def test_the_demo_runs_a_smaller_job_on_pysim_where_nothing_can_be_compiled(monkeypatch, tool):
     from makalu.host import demo
+    from makalu.sim import toolchain
 
-    seen = {}
+    seen = []
 
     def fake(config, backend, **options):
-        seen.update(config=config.name, backend=backend, images=options["images"])
+        seen.append((config.name, backend, options["images"], options["sizes"]))
         raise makalu.MakaluError("enough")
 
+    def none():
+        raise toolchain.ToolMissing(f"no {tool} here")
+
     monkeypatch.setattr(demo, "run_demo", fake)
-    monkeypatch.setattr(
-        devices, "missing", lambda name, config: "no compiler" if name == "verilator" else None
-    )
+    monkeypatch.setattr(toolchain, tool, none)
     result = call("demo")
-    assert "slowly" in result.stderr
-    assert seen == {"config": "TINY", "backend": "pysim", "images": 4}
+    assert f"no {tool} here" in result.stderr
+    assert "TINY, 8 images" in " ".join(result.stderr.split())
+    for options in (
+        ("--images", "3"), ("--backend", "pysim"), ("--config", "TINY"),
+        ("--config", "SMALL", "--backend", "pysim"), ("--config", "SMALL"), ("--backend", "golden"),
+    ):  # fmt: skip
+        assert "enough" in call("demo", *options).stderr
+    assert seen == [
+        ("TINY", "pysim", 8, demo.QUICK_LAYERS),
+        ("TINY", "pysim", 3, demo.QUICK_LAYERS),
+        ("TINY", "pysim", 8, demo.QUICK_LAYERS),
+        ("TINY", "auto", 8, demo.QUICK_LAYERS),
+        # A machine that is asked for is taken.
+        ("SMALL", "pysim", 8, demo.QUICK_LAYERS),
+        ("SMALL", "auto", 256, demo.LAYERS),
+        ("SMALL", "golden", 256, demo.LAYERS),
+    ]
+
+
+@pytest.mark.slow
+def test_the_demo_on_pysim_ends_with_the_bits_of_the_golden_model():
+    result = call("demo", "--backend", "pysim", "--images", "2", "--json")
+    assert result.exit_code == 0, result.output
+    values = json.loads(result.stdout)
+    assert (values["config"], values["backend"], values["layers"]) == (
+        "TINY",
+        "pysim",
+        [64, 16, 10],
+    )
+    assert values["same_bits_as_golden"]
+    assert values["cycles"] > 0
+    assert "elaborating the hardware" in result.stderr
 
 
 @pytest.mark.parametrize(
