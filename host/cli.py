@@ -38,6 +38,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
 )
 
 FAILED, WRONG_INPUT, NO_TOOL, NO_MEMORY, INTERRUPTED = 1, 2, 3, 4, 130
@@ -360,12 +361,14 @@ def run(
 def demo(
     config: Annotated[
         str | None,
-        typer.Option("--config", help="TINY, SMALL or TRN [default: SMALL, with pysim TINY]."),
+        typer.Option(
+            "--config", help="Machine: TINY, SMALL or TRN. (default: SMALL, on pysim TINY)"
+        ),
     ] = None,
     backend: BackendOption = "auto",
     images: Annotated[
         int | None,
-        typer.Option("--images", help="Test images [default: 256, with pysim 8].", min=1, max=397),
+        typer.Option("--images", help="Test images. (default: 256, on pysim 8)", min=1, max=397),
     ] = None,
     as_json: JsonOption = False,
 ):

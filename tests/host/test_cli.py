@@ -619,6 +619,9 @@ def test_commands_have_help():
         result = call(name, "--help")
         assert result.exit_code == 0
         assert result.stdout
+    shown = " ".join(call("demo", "--help").stdout.replace("│", "").split())
+    for default in ("default: 256, on pysim 8", "default: SMALL, on pysim TINY"):
+        assert default in shown
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals")
