@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..rtl.arch import formats
-from ..rtl.arch.config import HBM_WINDOW, SBUF_WINDOW, WINDOW_LOG2
+from ..rtl.arch.config import AXI_DATA_BYTES, HBM_WINDOW, SBUF_WINDOW, WINDOW_LOG2
 from ..rtl.arch.isa import (
     DESCRIPTOR_BYTES,
     DESCRIPTOR_COPY,
@@ -47,6 +47,7 @@ __all__ = [
 
 SEMAPHORE_LIMIT = 1 << 32
 PSUM_WORD_BYTES = 4
+BUS_WORD_BYTES = AXI_DATA_BYTES
 
 
 class GoldenError(Exception):
@@ -55,15 +56,9 @@ class GoldenError(Exception):
     Parameters
     ----------
     code : :class:`ErrorCode`
-    source : :class:`int`
-        Queue number, or 16 + DMA engine.
-    field : :class:`int`
-        First bit of the offending field in the word or descriptor.
-    pc : :class:`int`
-        Address of the instruction (DMA: of the descriptor).
-    address : :class:`int`
-        Bus address of a bus error (the first element outside HBM; the hardware names its burst);
-        address of a bad descriptor; number of a semaphore that overflowed; else 0.
+    source, field, pc, address : :class:`int`
+        What the hardware's error registers hold; see
+        :data:`~..rtl.arch.isa.ERROR_REPORTS`.
     """
 
     def __init__(self, code, *, source, field=0, pc=0, address=0):
@@ -196,7 +191,8 @@ def check_word(word, engine, config):
 def _check_dma_start(instruction, config):
     bits = {name: bit for name, _, bit in DmaStart.scalars}
     first, used = instruction.first, instruction.engines_used
-    if instruction.table % DESCRIPTOR_BYTES:
+    end = instruction.table + used * instruction.count * DESCRIPTOR_BYTES
+    if instruction.table % DESCRIPTOR_BYTES or end > 1 << WINDOW_LOG2:
         raise _Illegal(ErrorCode.BAD_FIELD, bits["table"])
     if first >= config.dma_engines:
         raise _Illegal(ErrorCode.BAD_FIELD, bits["first"])
@@ -278,6 +274,22 @@ def _reach(side):
         side.address + sum(r for r in reach if r < 0),
         side.address + sum(r for r in reach if r > 0),
     )
+
+
+def _first_beyond(side, size, limit):
+    """Address of the first element, in their order, with a byte at or beyond ``limit``.
+
+    There must be one.
+    """
+    address = side.address
+    for d in reversed(range(len(side.dims))):
+        # The least index from which the dimensions below still lead beyond the limit.
+        step, _ = side.dims[d]
+        below = sum(max(s, 0) * (c - 1) for s, c in side.dims[:d])
+        missing = limit - size + 1 - address - below
+        if step > 0 and missing > 0:
+            address += step * -(-missing // step)
+    return address
 
 
 def _bad_part(side, size, config):
@@ -629,8 +641,9 @@ class GoldenCore:
         if not queue.left:
             return False
         if queue.instruction is None:
-            if queue.pc + WORD_BYTES > len(self.hbm):
-                self._fail(ErrorCode.BUS_FETCH, int(queue.engine), pc=queue.pc, address=queue.pc)
+            if queue.pc % WORD_BYTES or queue.pc + WORD_BYTES > len(self.hbm):
+                pc = queue.pc % (1 << WINDOW_LOG2)
+                self._fail(ErrorCode.BUS_FETCH, int(queue.engine), pc=pc, address=pc)
             word = self.hbm[queue.pc : queue.pc + WORD_BYTES].tobytes()
             self.count("fetch_bytes", WORD_BYTES)
             try:
@@ -733,9 +746,11 @@ class GoldenCore:
         for side, code, counter in sides:
             if side.address >> WINDOW_LOG2 == HBM_WINDOW:
                 if _reach(side)[1] + size > len(self.hbm):
-                    addresses = side.addresses(size)
-                    outside = addresses[addresses + size > len(self.hbm)]
-                    self._fail(code, source, pc=pc, address=int(outside[0]))
+                    # Bursts do not cross the end of HBM: the refused one begins there, or with
+                    # the bus word in which a run of bytes begins.
+                    first = _first_beyond(side, size, len(self.hbm)) // BUS_WORD_BYTES
+                    address = max(first * BUS_WORD_BYTES, len(self.hbm))
+                    self._fail(code, source, pc=pc, address=address)
                 self.count(counter, elements * size)
         data = self._gather(descriptor.src, size)
         self._scatter(descriptor.dst, size, data)

@@ -39,7 +39,8 @@ class CoreConfig:
     dma_queues : :class:`int`
         Descriptor queues of one DMA engine.
     dma_bursts : :class:`int`
-        Read bursts one DMA engine keeps in flight.
+        Read bursts of ``dma_burst_bytes`` that one DMA engine keeps in flight. Of shorter ones, and
+        of reads of descriptors, there may be more: four times as many in all.
     dma_burst_bytes : :class:`int`, bytes
         Longest AXI burst a DMA engine issues.
     queue_depth : :class:`int`, instructions

@@ -87,6 +87,8 @@ COUNTERS = (
     Event("dma", "wait_read", 8, "Engines with reads outstanding and no data.", "engine cycles"),
     Event("dma", "wait_sbuf", 8, "Engines held back by SBUF.", "engine cycles"),
     Event("fetch", "bytes", 4, "Bytes of instructions fetched.", "bytes"),
+    # Last, so that the addresses of the others stay what they were.
+    Event("dma", "sbuf_beats", 9, "Beats that SBUF took from or gave to descriptors.", "beats"),
 )
 
 

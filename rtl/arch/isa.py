@@ -11,7 +11,8 @@ bits        meaning
 256..1023   body, declared by the instruction: access patterns first, then scalar fields
 ==========  ======================================================================================
 
-Every bit that no field claims must be zero; the hardware stops the engine otherwise.
+Every bit that no field claims must be zero; the hardware stops the engine otherwise. An instruction
+with a count of zero or no partitions in any operand does nothing but complete and update.
 """
 
 from dataclasses import dataclass, field
@@ -23,11 +24,11 @@ from . import formats
 from .config import AXI_ADDR_BITS
 
 __all__ = [
-    "AP_BITS", "BODY_BIT", "DESCRIPTOR_BYTES", "INSTRUCTIONS", "WORD_BITS", "WORD_BYTES",
-    "AccessPattern", "Descriptor", "DescriptorSide", "DmaStart", "Engine", "ErrorCode",
-    "EventSemaphore", "Field", "Half", "Instruction", "IsaError", "LoadStationary", "MatmulMoving",
-    "Memset", "Operand", "Space", "TensorCopy", "Update", "UpdateMode", "Wait", "WaitMode",
-    "decode",
+    "AP_BITS", "BODY_BIT", "DESCRIPTOR_BYTES", "ERROR_REPORTS", "INSTRUCTIONS", "WORD_BITS",
+    "WORD_BYTES", "AccessPattern", "Descriptor", "DescriptorSide", "DmaStart", "Engine",
+    "ErrorCode", "ErrorReport", "EventSemaphore", "Field", "Half", "Instruction", "IsaError",
+    "LoadStationary", "MatmulMoving", "Memset", "Operand", "Space", "TensorCopy", "Update",
+    "UpdateMode", "Wait", "WaitMode", "decode",
 ]  # fmt: skip
 
 WORD_BYTES = 128
@@ -92,33 +93,80 @@ class Half(IntEnum):
 
 
 class ErrorCode(IntEnum):
-    """What stopped the core. ``field`` is the first bit of the offending field in the word."""
+    """What stopped the core; :data:`ERROR_REPORTS` says what its registers hold then."""
 
     NONE = 0
     ILLEGAL_OPCODE = 1
-    """Unknown opcode, one of another engine, or a wrong engine field. Field: 0."""
+    """Unknown opcode, one of another engine, or a wrong engine field."""
     RESERVED_BITS = 2
-    """A bit that no field claims is set. Field: 0."""
+    """A bit that no field claims is set."""
     BAD_FIELD = 3
     """A field holds a code without meaning (dtype, space, half, wait mode, ...)."""
     BAD_PARTITION = 4
-    """Partitions outside the memory or start not allowed for the count. Field: start_partition."""
+    """Partitions outside the memory or start not allowed for the count."""
     OUT_OF_RANGE = 5
-    """An element outside its memory, misaligned, or outside its PSUM bank. Field: offset."""
+    """An element outside its memory, misaligned, or outside its PSUM bank."""
     SIZE_MISMATCH = 6
     """Operands differ in elements or partitions, or exceed the instruction's limit."""
     BAD_DESCRIPTOR = 7
-    """A DMA descriptor failed its checks. Field: bit in the descriptor; address: descriptor."""
+    """A DMA descriptor failed its checks."""
     BUS_READ = 8
-    """SLVERR or DECERR on a DMA read. Address: first byte of the burst."""
+    """SLVERR or DECERR on a DMA read, of data or of a descriptor."""
     BUS_WRITE = 9
-    """SLVERR or DECERR on a DMA write. Address: first byte of the burst."""
+    """SLVERR or DECERR on a DMA write."""
     BUS_FETCH = 10
-    """SLVERR or DECERR while fetching an instruction. Address: the instruction."""
+    """SLVERR or DECERR while fetching an instruction, or a base that cannot be fetched from."""
     SEMAPHORE_OVERFLOW = 11
-    """An addition passed 2**32 - 1. Field: semaphore."""
+    """An addition would have passed 2**32 - 1. The semaphore keeps its value."""
     WATCHDOG = 12
     """Nothing moved for as long as the watchdog allows. The queue registers say who waits."""
+
+
+@dataclass(frozen=True)
+class ErrorReport:
+    """What the error registers hold after an error of one code."""
+
+    source: str
+    field: str
+    pc: str
+    address: str
+
+
+def _of_word(field):
+    return ErrorReport("queue", field, "instruction", "0")
+
+
+_BURST = "bus word (a multiple of 8) with which the first refused burst begins"
+
+ERROR_REPORTS = {
+    ErrorCode.NONE: ErrorReport("0", "0", "0", "0"),
+    ErrorCode.ILLEGAL_OPCODE: _of_word("0"),
+    ErrorCode.RESERVED_BITS: _of_word("0"),
+    ErrorCode.BAD_FIELD: _of_word("the field"),
+    ErrorCode.BAD_PARTITION: _of_word("`start_partition` of the operand"),
+    ErrorCode.OUT_OF_RANGE: _of_word("`offset` of the operand"),
+    ErrorCode.SIZE_MISMATCH: _of_word("`count0` or `num_partitions` of the operand"),
+    ErrorCode.BAD_DESCRIPTOR: ErrorReport(
+        "16 + DMA engine", "the field of the descriptor; 576 beyond the last", "descriptor",
+        "descriptor",
+    ),
+    ErrorCode.BUS_READ: ErrorReport("16 + DMA engine", "0", "descriptor", _BURST),
+    ErrorCode.BUS_WRITE: ErrorReport("16 + DMA engine", "0", "descriptor", _BURST),
+    ErrorCode.BUS_FETCH: ErrorReport("queue", "0", "instruction", "instruction"),
+    ErrorCode.SEMAPHORE_OVERFLOW: ErrorReport(
+        "queue, or 16 + DMA engine, whose update it was", "`update_semaphore`",
+        "instruction if it is an `eventsemaphore`, else 0", "number of the semaphore",
+    ),
+    ErrorCode.WATCHDOG: ErrorReport(
+        "first queue that waits for a semaphore, else the first with work left, else 0", "0",
+        "its next instruction, or 0", "0",
+    ),
+}  # fmt: skip
+"""Contents of the registers ``error``, ``error_pc`` and ``error_address`` by code.
+
+``field`` is a first bit in the instruction word or descriptor; ``pc`` is an address modulo 2**40.
+Engines complete instructions without knowing their addresses, hence the 0 of an overflow.
+"""
 
 
 @dataclass(frozen=True)
@@ -539,7 +587,8 @@ class LoadStationary(Instruction, opcode=0x10, engines=(Engine.PE,)):
 
     Element ``m`` of partition ``k`` becomes the weight of row ``k``, column ``m``. Rows outside the
     partitions become void. The weights take effect with the next :class:`MatmulMoving`. Columns at
-    and beyond ``M`` are left unspecified.
+    and beyond ``M`` are left unspecified. A tile without elements or partitions loads nothing: the
+    next matmul uses the weights that it would have used anyway.
 
     Memory: SBUF. Size: M <= array columns. Cost: M/4 cycles for contiguous elements that start at a
     multiple of four elements, hidden behind the matmul before it. Completes when the last element
@@ -555,7 +604,9 @@ class MatmulMoving(Instruction, opcode=0x11, engines=(Engine.PE,)):
 
     ``dst[m, n] (+)= sum over k of stationary[k, m] * moving[k, n]``, each sum by fused binary32
     multiply-adds from +0 in ascending ``k``; with ``accumulate`` one binary32 addition of the sum
-    to the old value follows. Partitions outside the tile contribute nothing.
+    to the old value follows. Partitions outside the tile contribute nothing. A matmul without
+    elements or partitions on either side writes nothing, and weights that wait in the shadow wait
+    for the next one.
 
     Memory: moving SBUF, dst PSUM binary32, one bank, start partition 0. Size: N <= one PSUM bank;
     dst has N elements and M partitions. Cost: issue interval max(N, 6). Completes when the last sum
@@ -612,7 +663,8 @@ class DmaStart(Instruction, opcode=0x30, engines=(Engine.SP, Engine.ACT, Engine.
     in order; queues and engines are independent of each other.
 
     Checks: ``first + engines_used`` within the core and ``engines_used`` not 0, ``queue`` within an
-    engine, ``table`` a multiple of 128 (all BAD_FIELD). Cost: 1 cycle when the queues have room.
+    engine, ``table`` a multiple of 128 and ``table + engines_used * count * 128`` at most 2**40
+    (all BAD_FIELD; the last two of ``table``). Cost: 1 cycle when the queues have room.
     """
 
     table = Field(AXI_ADDR_BITS, "HBM address of the first descriptor; multiple of 128.", "bytes")
@@ -681,7 +733,8 @@ class Descriptor:
     Both sides have the same number of elements (zero: a no-op that completes). Elements are taken
     in order; overlapping source and destination give unspecified bytes. In SBUF an element must
     not be split over partitions and its address must be a multiple of its size; in HBM any address
-    will do.
+    will do. Consecutive bytes of HBM are moved in bursts that end at multiples of
+    ``dma_burst_bytes``.
     """
 
     size_log2: int

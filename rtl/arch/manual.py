@@ -102,6 +102,11 @@ def page():
         "",
         "## Instructions",
         "",
+        (
+            "A count of zero, or no partitions, in any operand makes an instruction a no-op: it "
+            "completes and makes its update."
+        ),
+        "",
     ]
     for opcode, cls in sorted(isa.INSTRUCTIONS.items()):
         out += [
@@ -149,6 +154,22 @@ def page():
     for enum in (isa.Engine, isa.WaitMode, isa.UpdateMode, isa.Half, isa.Space, isa.ErrorCode):
         out += [f"### {enum.__name__}", "", _enum(enum), ""]
     out += [
+        "### Error registers",
+        "",
+        (
+            "`field` is a first bit in the instruction word or descriptor; `pc` is an address "
+            "modulo 2**40. Of several errors one is reported: in a queue the first, between "
+            "queues and engines whichever comes first in time."
+        ),
+        "",
+        _table(
+            ("code", "`source`", "`field`", "`pc`", "`address`"),
+            [
+                (f"`{code.name}`", report.source, report.field, report.pc, report.address)
+                for code, report in isa.ERROR_REPORTS.items()
+            ],
+        ),
+        "",
         "## Registers",
         "",
         _table(

@@ -48,17 +48,21 @@ _FIXED = (
         "until the next start or reset.",
         (("busy", 0, 1), ("done", 1, 1), ("error", 2, 1), ("resetting", 3, 1)),
     ),
-    Register("watchdog", 0x018, "rw", "Cycles without progress before WATCHDOG (0 never); 65536."),
+    Register(
+        "watchdog", 0x018, "rw",
+        "Cycles without progress before WATCHDOG (0 never); 65536. Progress: an instruction issued "
+        "or fetched, a semaphore updated, data moved by any engine.",
+    ),
     Register("clear", 0x01C, "w", "Write 1: set every semaphore to 0 (only while not busy).",
              (("semaphores", 0, 1),)),
     Register(
         "error", 0x020, "r",
-        "First error. source: queue number, or 16 + DMA engine. field: first bit of the field.",
+        "First error; see the table of error registers. field: first bit of the field.",
         (("code", 0, 8), ("source", 8, 8), ("field", 16, 16)),
     ),
-    Register("error_pc_lo", 0x024, "r", "Address of the instruction (DMA: of the descriptor)."),
+    Register("error_pc_lo", 0x024, "r", "Address of the instruction or descriptor, if known."),
     Register("error_pc_hi", 0x028, "r", "Its high part."),
-    Register("error_address_lo", 0x02C, "r", "Bus address of a bus error."),
+    Register("error_address_lo", 0x02C, "r", "Bus address, descriptor or semaphore, by code."),
     Register("error_address_hi", 0x030, "r", "Its high part."),
 )  # fmt: skip
 

@@ -38,6 +38,7 @@ FRAME_CYCLES = max(MAX_OPERANDS, 2)
 """Cycles for which a word occupies the first stage of the checker: one per access pattern."""
 
 _CHUNK_BITS = 64
+_TABLE_BIT = next(bit for name, _, bit in DmaStart.scalars if name == "table")
 _HEADER = {name: (bit, width) for name, bit, width in HEADER}
 _PATTERN = {name: bit for name, bit, _ in AccessPattern.LAYOUT}
 _FIELD_BITS = 10
@@ -75,7 +76,8 @@ def _not_among(value, codes):
 
 
 def _dma_start_rules(word, config):
-    """``(condition, first bit)`` of each rule in the docstring of :class:`DmaStart`."""
+    """``(condition, first bit)`` of each rule in the docstring of :class:`DmaStart`, except where
+    its descriptors end."""
     bits = {name: bit for name, _, bit in DmaStart.scalars}
     field = {name: word[bit : bit + item.width] for name, item, bit in DmaStart.scalars}
     first, used, engines = field["first"], field["engines_used"], config.dma_engines
@@ -88,8 +90,17 @@ def _dma_start_rules(word, config):
     ]
 
 
+def _dma_table(word):
+    """First descriptor of a :class:`DmaStart`, in descriptors, and how many there are in all."""
+    field = {name: word[bit : bit + item.width] for name, item, bit in DmaStart.scalars}
+    return (
+        field["table"][(DESCRIPTOR_BYTES - 1).bit_length() :],
+        field["engines_used"] * field["count"],
+    )
+
+
 class _Fixed(wiring.Component):
-    """Checks of everything but the access patterns, in two stages.
+    """Checks of everything but the access patterns, in three stages.
 
     Members
     -------
@@ -97,7 +108,7 @@ class _Fixed(wiring.Component):
     chosen : :py:`In(len(INSTRUCTIONS))`
         One-hot by opcode, in the order of ``INSTRUCTIONS``.
     key : output
-        Order number of the first error; two cycles after ``word``.
+        Order number of the first error; three cycles after ``word``.
     """
 
     def __init__(self, *, config):
@@ -155,14 +166,29 @@ class _Fixed(wiring.Component):
         rules.sort(key=lambda rule: rule[0])
         bad = Signal(len(rules))
         m.d.sync += bad.eq(Cat(condition for _, condition in rules))
+        table, descriptors = _dma_table(word)
+        starts_dma = Signal()
+        first, total = Signal(len(table)), Signal(len(descriptors))
+        m.d.sync += [
+            starts_dma.eq(self.chosen[classes.index(DmaStart)]),
+            first.eq(table),
+            total.eq(descriptors),
+        ]
 
-        # Stage 2: the first of them.
-        with m.If(illegal):
+        # Stage 2: where the descriptors of a DmaStart end.
+        illegal_2, reserved_2, bad_2 = Signal(), Signal(), Signal(len(rules))
+        m.d.sync += [illegal_2.eq(illegal), reserved_2.eq(reserved.any()), bad_2.eq(bad)]
+        (of_table,) = (i for i, (bit, _) in enumerate(rules) if bit == _TABLE_BIT)
+        with m.If(starts_dma & (first + total > 1 << len(table))):
+            m.d.sync += bad_2[of_table].eq(1)
+
+        # Stage 3: the first of them.
+        with m.If(illegal_2):
             m.d.sync += self.key.eq(_key(ErrorCode.ILLEGAL_OPCODE, 0))
-        with m.Elif(reserved.any()):
+        with m.Elif(reserved_2):
             m.d.sync += self.key.eq(_key(ErrorCode.RESERVED_BITS, 0))
         for i, (bit, _) in enumerate(rules):
-            with m.Elif(bad[i]):
+            with m.Elif(bad_2[i]):
                 m.d.sync += self.key.eq(_key(ErrorCode.BAD_FIELD, bit))
         with m.Else():
             m.d.sync += self.key.eq(_NO_ERROR)
@@ -421,7 +447,8 @@ class Checker(wiring.Component):
 
     Cost
     ----
-    Ten 16 x 16 multipliers: four for the reach of the dimensions, six for the number of elements.
+    Ten 16 x 16 multipliers: four for the reach of the dimensions, six for the number of elements;
+    one of 8 x 16 for the number of descriptors.
     """
 
     LATENCY_CYCLES = FRAME_CYCLES + 6
@@ -503,7 +530,7 @@ class Checker(wiring.Component):
         first_5 = after("first", first, 5)
         last_5 = after("last", last, 5)
         queue_5 = after("queue", queue, 5)
-        fixed_5 = after("fixed", fixed.key, 3)
+        fixed_5 = after("fixed", fixed.key, 2)
         best = Signal(unsigned(len(fixed.key)))
         so_far = Signal.like(best)
         now = Signal.like(best)

@@ -252,14 +252,13 @@ class DmaEngine(wiring.Component):
             ]
 
     def _events(self, m, reader, writer):
+        write, read = self.sbuf_write, self.sbuf_read
         m.d.sync += [
             self.events.busy.eq(self.busy),
             self.events.read_bytes.eq(reader.read_bytes),
             self.events.write_bytes.eq(writer.write_bytes),
             self.events.descriptor_bytes.eq(reader.descriptor_bytes),
             self.events.wait_read.eq(reader.waits),
-            self.events.wait_sbuf.eq(
-                self.sbuf_write.valid & ~self.sbuf_write.ready
-                | self.sbuf_read.valid & ~self.sbuf_read.ready
-            ),
+            self.events.wait_sbuf.eq(write.valid & ~write.ready | read.valid & ~read.ready),
+            self.events.sbuf_beats.eq((write.valid & write.ready) + (read.valid & read.ready)),
         ]

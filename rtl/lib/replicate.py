@@ -48,8 +48,10 @@ class Replicated(Elaboratable):
     Parameters
     ----------
     component : :class:`~amaranth.lib.wiring.Component`
-        Uses the ``sync`` domain only; all outputs registered. Components with the same ``name``
-        must elaborate alike: what differs between instances (an index, a depth) is an input.
+        Uses the ``sync`` domain only. Components with the same ``name`` must elaborate alike: what
+        differs between instances (an index, a depth) is an input. Outputs may depend on inputs of
+        the same cycle, but not those of a component that exists once per partition or processing
+        element: the compiled simulator calls such components once per cycle.
     name : :class:`str`
         Module name in the export.
     """

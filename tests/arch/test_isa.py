@@ -202,6 +202,10 @@ def test_element_offsets_walk_innermost_first():
     assert pattern.element_offsets().tolist() == [10, 8, 6, 26, 24, 22]
 
 
+def test_every_error_says_what_its_registers_hold():
+    assert list(isa.ERROR_REPORTS) == list(isa.ErrorCode)
+
+
 def test_manual_page_is_fresh():
     from makalu.rtl.arch import manual
 

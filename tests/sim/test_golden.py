@@ -1,6 +1,7 @@
 """The golden model against plain numpy, exact fractions and the contract."""
 
 import itertools
+from dataclasses import replace
 from fractions import Fraction
 
 import ml_dtypes
@@ -649,8 +650,11 @@ def test_a_semaphore_overflow_is_an_error():
     assert core.semaphores[2] == (1 << 32) - 1
     with pytest.raises(GoldenError) as caught:
         run(core, event(Engine.SP, [], top), event(Engine.SP, [], Update(2, UpdateMode.ADD, 1)))
-    assert caught.value.code == ErrorCode.SEMAPHORE_OVERFLOW
-    assert caught.value.pc == CODE + 128
+    error = caught.value
+    assert error.code == ErrorCode.SEMAPHORE_OVERFLOW
+    assert (error.source, error.field) == (Engine.SP, HEADER_BITS["update_semaphore"][0])
+    assert (error.pc, error.address) == (CODE + 128, 2)
+    assert core.semaphores[2] == (1 << 32) - 1
 
 
 # Errors -------------------------------------------------------------------------------------------
@@ -778,6 +782,31 @@ def test_a_count_of_zero_is_a_no_op_that_completes(instruction):
         assert (core.sbuf == 0x5A).all()
 
 
+def test_empty_loads_and_matmuls_leave_the_weights_where_they_are(rng):
+    core = GoldenCore(TINY, HBM_BYTES)
+    old, new = sbuf(formats.BF16, 4, [(1, 4)]), sbuf(formats.BF16, 4, [(1, 4)], offset=16)
+    x = sbuf(formats.BF16, 4, [(1, 8)], offset=32)
+    for pattern in (old, new, x):
+        values = rng.integers(-3, 4, (4, pattern.elements)).astype(formats.BF16.dtype)
+        core.memory(Space.SBUF).write(pattern, values)
+    none = sbuf(formats.BF16, 0, [(1, 4)])
+    run(
+        core,
+        LoadStationary(src=old),
+        MatmulMoving(dst=psum(4, 8), src=x),
+        LoadStationary(src=none),
+        MatmulMoving(dst=psum(4, 8, offset=64), src=x),  # the old weights
+        LoadStationary(src=new),
+        LoadStationary(src=none),
+        MatmulMoving(dst=psum(0, 8), src=x),
+        MatmulMoving(dst=psum(4, 8), src=replace(x, num_partitions=0)),
+        MatmulMoving(dst=psum(4, 8, offset=128), src=x),  # the new ones
+    )
+    first, second, third = (core.psum[:, at : at + 32].copy() for at in (0, 64, 128))
+    assert np.array_equal(first, second)
+    assert not np.array_equal(first, third)
+
+
 def side(address, *dims):
     return DescriptorSide(address, dims or ((1, 4),))
 
@@ -839,6 +868,27 @@ def test_a_bad_descriptor_stops_its_engine(case):
     assert core.sbuf.sum() == 36
 
 
+@pytest.mark.parametrize(
+    ("address", "dims", "expected"),
+    [
+        (HBM_BYTES - 2, ((1, 4),), HBM_BYTES),
+        (HBM_BYTES + 13, ((1, 4),), HBM_BYTES + 8),
+        (HBM_BYTES - 30, ((7, 9),), HBM_BYTES),  # the sixth, 5 bytes beyond
+        (HBM_BYTES + 100, ((-50, 4),), HBM_BYTES + 96),
+        (0x1000, ((1, 4), (0x20000, 3), (-8, 5)), 0x21000),
+        (0x100, ((1, 4), (-8, 2), (0x20000, 3)), 0x20100),
+        (0, ((65535, 65535), (65535, 65535), (1, 65535), (1, 65535)), 0x1FFFE & ~7),
+    ],
+)
+def test_a_bus_error_names_the_burst_of_the_first_bad_byte(address, dims, expected):
+    core = GoldenCore(TINY, HBM_BYTES)
+    bad = DescriptorSide(address, dims)
+    good = DescriptorSide(TINY.sbuf_address(0, 0), tuple((0, count) for _, count in dims))
+    with pytest.raises(GoldenError) as caught:
+        run(core, dma(core, Descriptor(0, bad, good)))
+    assert (caught.value.code, caught.value.address) == (ErrorCode.BUS_READ, expected)
+
+
 def test_a_hole_between_partitions_is_not_memory():
     # 192 KiB in steps of 256 KiB: the last 64 KiB of every step are not there.
     end = TRN.sbuf_bytes - 4
@@ -855,6 +905,13 @@ def test_fetching_outside_hbm_is_a_bus_error():
         core.run({Engine.SP: (HBM_BYTES, 1)})
     assert caught.value.code == ErrorCode.BUS_FETCH
     assert caught.value.address == HBM_BYTES
+
+
+def test_a_base_between_two_words_is_a_bus_error():
+    core = GoldenCore(TINY, HBM_BYTES)
+    with pytest.raises(GoldenError) as caught:
+        core.run({Engine.SP: (CODE + 64, 1)})
+    assert (caught.value.code, caught.value.pc) == (ErrorCode.BUS_FETCH, CODE + 64)
 
 
 def test_the_core_works_again_after_an_error():

@@ -122,7 +122,7 @@ def expected(word, queue, config):
         if cls is DmaStart:
             first = get(word, *_scalar(cls, "first"))
             wrong = {
-                "table": value % DESCRIPTOR_BYTES != 0,
+                "table": value % DESCRIPTOR_BYTES != 0 or _table_end(word) > 1 << 40,
                 "first": value >= config.dma_engines,
                 "engines_used": value == 0 or first + value > config.dma_engines,
                 "queue": value >= config.dma_queues,
@@ -194,6 +194,14 @@ def expected(word, queue, config):
     return LEGAL
 
 
+def _table_end(word):
+    """Where the descriptors of a DmaStart end."""
+    table, used, count = (
+        get(word, *_scalar(DmaStart, name)) for name in ("table", "engines_used", "count")
+    )
+    return table + used * count * DESCRIPTOR_BYTES
+
+
 def _scalar(cls, name):
     return next((bit, item.width) for n, item, bit in cls.scalars if n == name)
 
@@ -203,7 +211,8 @@ def legal_word(cls, engine, config, rng):
     used = rng.randint(1, config.dma_engines)
     scalars = {
         "half": rng.choice(list(Half)),
-        "table": rng.randrange(1 << 33) * 128,
+        # Room for as many descriptors as any count of engines would have.
+        "table": rng.randrange((1 << 33) - 255 * 0xFFFF) * 128,
         "first": rng.randint(0, config.dma_engines - used),
         "engines_used": used,
         "queue": rng.randrange(config.dma_queues),
@@ -413,6 +422,15 @@ def mutations(word, cls, queue, config, rng):
         wrong = put(put(word, *bits["first"], 1), *bits["engines_used"], 255)
         first = bits["first"][0] if engines == 1 else bits["engines_used"][0]
         yield "sum wraps", queue, wrong, (field, first)
+        for count in (0, 1, 2, 777, 0xFFFF):
+            whole = put(put(word, *bits["first"], 0), *bits["engines_used"], engines)
+            whole = put(whole, *bits["count"], count)
+            last = (1 << 40) - max(engines * count, 1) * DESCRIPTOR_BYTES
+            yield "table up to the end", queue, put(whole, *bits["table"], last), LEGAL
+            if engines * count > 1:
+                for beyond in (last + DESCRIPTOR_BYTES, (1 << 40) - DESCRIPTOR_BYTES):
+                    wrong = put(whole, *bits["table"], beyond)
+                    yield "table beyond the end", queue, wrong, (field, bits["table"][0])
 
 
 def compare(config, labelled):
