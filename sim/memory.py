@@ -402,7 +402,7 @@ class Hbm(wiring.Component):
     allows. A port moves at most one read and one write beat per cycle. Each beat costs 8 bytes of
     ``bytes_per_cycle``; the first beat of a burst shorter than ``min_access_bytes`` makes up the
     difference. Unused bandwidth is kept for one cycle. Ports that find none left come first in the
-    next cycle.
+    next cycle; after a cycle without requests port 0 does.
 
     Internals
     ---------
@@ -572,6 +572,8 @@ class Hbm(wiring.Component):
             m.d.sync += after_turn.eq(refused_early | (~refused_early + 1))
         with m.Elif(refused_late.any()):
             m.d.sync += after_turn.eq(refused_late | (~refused_late + 1))
+        with m.Elif(~Cat(requests[:count]).any()):
+            m.d.sync += after_turn.eq(~0)  # every run starts alike
         return [*(a | b for a, b in zip(early, late, strict=True)), fetch_grant]
 
     def _age(self, m, readers, writers):

@@ -79,8 +79,10 @@ class Control(wiring.Component):
     Internals
     ---------
     Progress, for the watchdog, is: an instruction issued, an update, a job handed over, data
-    fetched, or an engine's event other than its busy and waiting times. A single SBUF-to-SBUF
-    descriptor that takes longer than the watchdog allows is taken for a hang.
+    fetched, or an engine's event other than its busy and waiting times (an element, a column, bytes
+    or a beat moved).
+
+    Arbiters begin every run at their first source, so that equal runs take equal time.
 
     An error stops what has not been offered to an engine; engines finish what they have. The
     registers of the queues keep showing who waits.
@@ -147,6 +149,9 @@ class Control(wiring.Component):
             registers.failed.eq(failed),
             registers.resetting.eq(resetting),
             fetch.start.eq(start),
+            store.start.eq(start),
+            dispatch.start.eq(start),
+            semaphores.start.eq(start),
             fetch.run.eq(busy),
             fetch.clear.eq(clear),
         ]

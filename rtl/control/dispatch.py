@@ -1,6 +1,6 @@
 """Dispatch of :class:`~..arch.isa.DmaStart`: one instruction, a job for each of its engines."""
 
-from amaranth.hdl import Module, Mux, Signal
+from amaranth.hdl import Module, Mux, ResetInserter, Signal
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
@@ -25,7 +25,7 @@ class DispatchDma(wiring.Component):
     """Hand jobs to DMA engines, one instruction at a time, to all its engines at once.
 
     Each engine takes its job when it is ready, exactly once; the next instruction begins when all
-    have. Queues take turns.
+    have. Queues take turns, beginning with the first after a ``start``.
 
     Parameters
     ----------
@@ -34,7 +34,9 @@ class DispatchDma(wiring.Component):
     Members
     -------
     requests : :py:`In(stream.Signature(DmaRequest)).array(len(DISPATCH_QUEUES))`
-        Checked: the engines exist.
+        Checked: the engines exist, the descriptors lie below 2**40.
+    start : :py:`In(1)`
+        A run begins.
     clear : :py:`In(1)`
         Drop what has not been handed over.
     jobs : :py:`Out(stream.Signature(DmaJob)).array(config.dma_engines)`
@@ -54,6 +56,7 @@ class DispatchDma(wiring.Component):
         super().__init__(
             {
                 "requests": In(stream.Signature(DmaRequest)).array(len(DISPATCH_QUEUES)),
+                "start": In(1),
                 "clear": In(1),
                 "jobs": Out(stream.Signature(DmaJob)).array(config.dma_engines),
                 "busy": Out(1),
@@ -64,7 +67,8 @@ class DispatchDma(wiring.Component):
     def elaborate(self, platform):
         m = Module()
         engines = self.config.dma_engines
-        m.submodules.turn = turn = RoundRobin(count=len(DISPATCH_QUEUES))
+        turn = RoundRobin(count=len(DISPATCH_QUEUES))
+        m.submodules.turn = ResetInserter(self.start)(turn)
 
         # Cycle 0: take one.
         job = Signal(DmaRequest)

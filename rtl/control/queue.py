@@ -5,7 +5,7 @@ read again into ``next`` -> ``head``, where its waits are held against the semap
 The store has one read port; words are never multiplexed between queues.
 """
 
-from amaranth.hdl import Cat, Const, Module, Mux, Signal
+from amaranth.hdl import Cat, Const, Module, Mux, ResetInserter, Signal
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
@@ -60,6 +60,8 @@ class InstructionStore(wiring.Component):
 
     Members
     -------
+    start : :py:`In(1)`
+        A run begins: the first turn is the first queue's.
     write : :py:`In(StoreWrite(config))`
     issue_want, issue_take : :py:`In(len(Engine))`, :py:`Out(len(Engine))`
         A queue wants its next checked word; it is being read.
@@ -83,6 +85,7 @@ class InstructionStore(wiring.Component):
         n, slot = len(Engine), range(config.queue_depth)
         super().__init__(
             {
+                "start": In(1),
                 "write": In(StoreWrite(config)),
                 "issue_want": In(n),
                 "issue_take": Out(n),
@@ -103,8 +106,9 @@ class InstructionStore(wiring.Component):
         m.submodules.memory = memory = Memory(shape=WORD_BITS, depth=n * depth, init=[])
         write = memory.write_port(granularity=8 * AXI_DATA_BYTES)
         read = memory.read_port()
-        m.submodules.issue_turn = issue_turn = RoundRobin(count=n)
-        m.submodules.check_turn = check_turn = RoundRobin(count=n)
+        issue_turn, check_turn = RoundRobin(count=n), RoundRobin(count=n)
+        m.submodules.issue_turn = ResetInserter(self.start)(issue_turn)
+        m.submodules.check_turn = ResetInserter(self.start)(check_turn)
 
         slot_bits = (depth - 1).bit_length()
 

@@ -5,7 +5,7 @@ register file elsewhere): one port per wait of every queue, so that both waits o
 evaluated in every cycle.
 """
 
-from amaranth.hdl import Module, Mux, Signal
+from amaranth.hdl import Module, Mux, ResetInserter, Signal
 from amaranth.lib import stream, wiring
 from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
@@ -35,7 +35,9 @@ class Semaphores(wiring.Component):
     pe, dve : :py:`In(stream.Signature(Update))`
     dma : :py:`In(stream.Signature(Update)).array(config.dma_engines)`
     host : :py:`In(stream.Signature(Update))`
-        All sources take turns.
+        All sources take turns, beginning with the first after a ``start``.
+    start : :py:`In(1)`
+        A run begins.
     read_index : :py:`In(8).array(2 * len(Engine) + 1)`
     read_value : :py:`Out(32).array(2 * len(Engine) + 1)`
         Values now, combinational; the last is the host's. Not to be used while ``sweeping``.
@@ -49,8 +51,8 @@ class Semaphores(wiring.Component):
     moved : :py:`Out(1)`
         An update was taken.
     error : :py:`Out(Error)`, ``error_source`` : :py:`Out(8)`
-        SEMAPHORE_OVERFLOW, for one cycle. ``pc`` is 0 unless a queue made the update; ``address``
-        is the number of the semaphore, which keeps its value.
+        SEMAPHORE_OVERFLOW, for one cycle, as :data:`~..arch.isa.ERROR_REPORTS` says. The semaphore
+        keeps its value.
 
     Attributes
     ----------
@@ -79,6 +81,7 @@ class Semaphores(wiring.Component):
                 "dve": In(updates),
                 "dma": In(updates).array(config.dma_engines),
                 "host": In(updates),
+                "start": In(1),
                 "read_index": In(8).array(2 * n + 1),
                 "read_value": Out(32).array(2 * n + 1),
                 "sweep": In(1),
@@ -107,7 +110,8 @@ class Semaphores(wiring.Component):
             *((port, SOURCE_DMA + i, 0) for i, port in enumerate(self.dma)),
             (self.host, 0, 0),
         ]
-        m.submodules.turn = turn = RoundRobin(count=len(sources))
+        turn = RoundRobin(count=len(sources))
+        m.submodules.turn = ResetInserter(self.start)(turn)
 
         # Cycle 0: choose one.
         pending = Signal()

@@ -8,7 +8,7 @@ when its data has arrived. So a queue prefetches while it works, and completes i
 from functools import reduce
 from operator import or_
 
-from amaranth.hdl import Cat, Const, Module, Mux, Signal, Value
+from amaranth.hdl import Cat, Const, Module, Mux, ResetInserter, Signal, Value
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
@@ -97,7 +97,8 @@ class DmaQueues(wiring.Component):
     Timing
     ------
     A job is fetched three cycles after it was taken; a descriptor starts one cycle after its last
-    word; an update is offered three cycles after its descriptor is done.
+    word; an update is offered three cycles after its descriptor is done. Turns begin with queue 0
+    when the engine was idle.
     """
 
     jobs: stream.Interface
@@ -168,7 +169,8 @@ class DmaQueues(wiring.Component):
 
     def _allocate(self, m, waiting, rings, slots):
         """Take the next descriptor of a job, the queues in turn."""
-        m.submodules.fetch_turn = turn = RoundRobin(count=len(rings))
+        turn = RoundRobin(count=len(rings))
+        m.submodules.fetch_turn = ResetInserter(~self.busy)(turn)
         pick = turn.grant
         take = Signal()
         jobs = [queue.o.p for queue in waiting]
@@ -228,7 +230,8 @@ class DmaQueues(wiring.Component):
                         m.d.sync += ring.at(ring.fetched, word.tag.slot).eq(1)
 
     def _start(self, m, rings):
-        m.submodules.start_turn = turn = RoundRobin(count=len(rings))
+        turn = RoundRobin(count=len(rings))
+        m.submodules.start_turn = ResetInserter(~self.busy)(turn)
         pick = turn.grant
         m.d.comb += [
             self.start.valid.eq(pick.any() & ~self.stop),
@@ -271,7 +274,8 @@ class DmaQueues(wiring.Component):
             m.d.comb += self.oldest[q].eq(ring.retired)
 
     def _retire(self, m, rings, slots):
-        m.submodules.retire_turn = turn = RoundRobin(count=len(rings))
+        turn = RoundRobin(count=len(rings))
+        m.submodules.retire_turn = ResetInserter(~self.busy)(turn)
         pick = turn.grant
         found = Signal()  # the slot memory answers with an update
         take = Signal()

@@ -4,7 +4,7 @@ The sequencer turns instructions into SBUF read commands, control for the edges 
 PSUM. It knows only time: operands and sums never pass through it. It can be simulated alone.
 """
 
-from amaranth.hdl import Cat, Module, Signal
+from amaranth.hdl import Cat, Module, ResetInserter, Signal
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out, connect, flipped
 
@@ -180,7 +180,8 @@ class TensorSequencer(wiring.Component):
         m.d.comb += self.psum_busy_pe.eq(matmul.banks | draining)
 
         # Updates of both units in turn.
-        m.submodules.turns = turns = RoundRobin(count=2)
+        turns = RoundRobin(count=2)
+        m.submodules.turns = ResetInserter(~turns.requests.any())(turns)  # every run starts alike
         sources = [load.update, matmul.update]
         free = Signal()
         m.d.comb += [

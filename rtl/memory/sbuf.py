@@ -8,7 +8,7 @@ reach one group of partitions each and take what the engines leave (:class:`Sbuf
 from functools import reduce
 from operator import or_
 
-from amaranth.hdl import Cat, Module, Mux, Signal
+from amaranth.hdl import Cat, Module, Mux, ResetInserter, Signal
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.memory import Memory, MemoryData
 from amaranth.lib.wiring import In, Out
@@ -615,7 +615,9 @@ class Sbuf(wiring.Component):
                 )
                 able = Signal(engines, name=f"{kind}_able{g}")
                 urgent = Signal(engines, name=f"{kind}_urgent{g}")
-                m.submodules[f"{kind}_turn{g}"] = turn = RoundRobin(count=engines)
+                turn = RoundRobin(count=engines)
+                # Every run starts alike.
+                m.submodules[f"{kind}_turn{g}"] = ResetInserter(~wanted.any())(turn)
                 m.d.comb += [
                     able.eq(wanted & free),
                     urgent.eq(able & starved),

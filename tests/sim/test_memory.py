@@ -283,6 +283,44 @@ def test_reads_and_writes_share_the_bandwidth_fairly(rng, bandwidth):
     assert abs(halves[0] - halves[1]) <= 2 * 8 * engines / bandwidth + 2
 
 
+def test_after_a_pause_port_0_comes_first_whatever_was_before():
+    dut = Hbm(
+        config=with_engines(2),
+        hbm=HbmConfig(size_bytes=4096, latency_cycles=6, bytes_per_cycle=8, min_access_bytes=8),
+    )
+    logs = []
+
+    async def contest(ctx, beats):
+        """Bursts of ``beats`` on both ports at once: ports in the order of their beats."""
+        log, left, asks = [], list(beats), [True, True]
+        while any(left):
+            looks = []
+            for port, count, ask in zip(dut.dma, beats, asks, strict=True):
+                ctx.set(port.arlen, count - 1)
+                ctx.set(port.arsize, 3)
+                ctx.set(port.arburst, INCR)
+                ctx.set(port.arvalid, ask)
+                ctx.set(port.rready, 1)
+                looks += [port.arready, port.rvalid]
+            _, _, *seen = await ctx.tick().sample(*looks)
+            for p in range(2):
+                asks[p] = asks[p] and not seen[2 * p]
+                if seen[2 * p + 1]:
+                    left[p] -= 1
+                    log.append(p)
+        await ctx.tick().repeat(4)
+        return log
+
+    async def test(ctx):
+        for before in [(1, 1), (1, 4), (4, 1), (2, 2), (5, 3)]:
+            await contest(ctx, before)
+            logs.append(await contest(ctx, (8, 8)))
+
+    simulate(dut, test)
+    assert logs[0][0] == 0
+    assert logs == [logs[0]] * 5
+
+
 @pytest.mark.parametrize(("minimum", "length"), [(32, 1), (32, 3), (64, 8), (256, 5), (8, 1)])
 def test_a_short_access_costs_the_minimum(rng, minimum, length):
     count, bandwidth = 16, 8

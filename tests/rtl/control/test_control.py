@@ -6,6 +6,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
+from amaranth.sim import Simulator
 from makalu.rtl.arch import formats
 from makalu.rtl.arch.config import SMALL, TINY, TRN
 from makalu.rtl.arch.isa import (
@@ -26,6 +27,7 @@ from makalu.rtl.arch.isa import (
 )
 from makalu.rtl.arch.registers import address_of, queue_register
 from makalu.rtl.control.control import RESET_CYCLES, SETTLE_CYCLES
+from makalu.rtl.control.queue import InstructionStore
 from makalu.sim import golden
 
 GE, EQ = WaitMode.GE, WaitMode.EQ
@@ -610,6 +612,27 @@ def test_the_watchdog_leaves_slow_runs_alone_and_zero_is_never(bench):
     b.run(test)
 
 
+def test_a_beat_between_dma_and_sbuf_is_progress(bench):
+    b = bench(latency=10)
+    b.hung = {"dma0"}
+    b.program(Engine.SP, [DmaStart(engine=Engine.SP, table=0, engines_used=1, count=1)])
+
+    async def test(ctx):
+        await b.write(ctx, "watchdog", 50)
+        await b.load(ctx)
+        await b.start(ctx)
+        for _ in range(400):
+            ctx.set(b.dut.dma_events.busy, 1)
+            ctx.set(b.dut.dma_events.sbuf_beats, 2 * (b.cycle % 40 == 0))
+            await ctx.tick()
+        assert (await b.status(ctx))["busy"]
+        ctx.set(b.dut.dma_events.sbuf_beats, 0)
+        assert (await b.finish(ctx, limit=200))["error"]
+        assert (await b.error(ctx))["code"] == ErrorCode.WATCHDOG
+
+    b.run(test)
+
+
 # Start, reset, counters ---------------------------------------------------------------------------
 
 
@@ -864,6 +887,89 @@ def test_equal_runs_take_equal_time(bench):
     b.run(test)
     assert len(set(lengths)) == 1
     assert all(log == logs[0] for log in logs)
+
+
+@pytest.mark.parametrize("delay", [14, 15, 16])
+def test_what_ran_before_does_not_change_the_turns(delay, bench):
+    b = bench(latency=12, delays=(delay, delay))
+
+    def dma(engine, **keywords):
+        return DmaStart(engine=engine, table=0, engines_used=1, count=1, **keywords)
+
+    def event_and_dma(engine):
+        return {engine: [event(engine, update=add(2)), dma(engine)]}
+
+    # With one of the delays the first update of the tensor engine meets that of ACT. Later SP lets
+    # two queues hand over their first DMA jobs at once.
+    run = {
+        Engine.PE: [load(update=add(1)) for _ in range(4)],
+        Engine.ACT: [event(Engine.ACT, update=add(2)), dma(Engine.ACT, waits=[ge(7, 1)])],
+        Engine.POOL: [dma(Engine.POOL, waits=[ge(7, 1)])],
+        Engine.SP: [event(Engine.SP)] * 12 + [event(Engine.SP, update=add(7))],
+    }
+    before = [
+        {},
+        {Engine.DVE: [memset(update=add(2))], Engine.SP: [dma(Engine.SP)]},
+        *(event_and_dma(engine) for engine in (Engine.ACT, Engine.POOL, Engine.SP)),
+    ]
+    logs = []
+
+    async def test(ctx):
+        for programs in before:
+            for which in (programs, run):
+                b.programs.clear()
+                for engine, words in which.items():
+                    b.program(engine, words)
+                for log in (b.issued, b.updated, b.jobs, b.bursts):
+                    log.clear()
+                await b.write(ctx, "clear", 1)
+                await b.load(ctx)
+                await ctx.tick().repeat(20)
+                await b.start(ctx)
+                begin = b.cycle
+                assert (await b.finish(ctx))["done"]
+            found = (*b.issued, *b.updated, *b.jobs, *b.bursts)
+            logs.append([(c - begin, *rest) for c, *rest in found])
+
+    b.run(test)
+    for programs, log in zip(before, logs, strict=True):
+        assert log == logs[0], programs
+
+
+def test_a_start_gives_the_first_turn_at_the_store_to_the_first_queue():
+    dut = InstructionStore(config=TINY)
+    n = len(Engine)
+    found = []
+
+    async def turns(ctx, wanted, want, take):
+        """Queues in the order in which the store takes their requests."""
+        order, left = [], wanted
+        ctx.set(want, left)
+        while left:
+            taken = ctx.get(take)
+            await ctx.tick()
+            if taken:
+                order.append(taken.bit_length() - 1)
+                left &= ~taken
+                ctx.set(want, left)
+        return order
+
+    async def test(ctx):
+        ports = (dut.issue_want, dut.issue_take), (dut.check_want, dut.check_take)
+        for before in range(n):
+            for port in ports:
+                await turns(ctx, 1 << before, *port)
+            ctx.set(dut.start, 1)
+            await ctx.tick()
+            ctx.set(dut.start, 0)
+            for port in ports:
+                found.append(await turns(ctx, (1 << n) - 1, *port))
+
+    simulator = Simulator(dut)
+    simulator.add_clock(1e-6)
+    simulator.add_testbench(test)
+    simulator.run()
+    assert found == [list(range(n))] * (2 * n)
 
 
 def test_counters_account_for_every_cycle_of_every_queue(bench):

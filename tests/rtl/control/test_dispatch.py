@@ -13,6 +13,42 @@ from makalu.rtl.control.dispatch import DISPATCH_QUEUES, DispatchDma
 UPDATE = ("semaphore", "mode", "value")
 
 
+def test_a_start_gives_the_first_turn_to_the_first_queue():
+    dut = DispatchDma(config=TINY)
+    n = len(DISPATCH_QUEUES)
+    order = []
+
+    async def serve(ctx, wanted):
+        """Requests of the queues ``wanted``; the order in which they are taken."""
+        taken = []
+        for i in wanted:
+            ctx.set(dut.requests[i].valid, 1)
+        while len(taken) < len(wanted) or ctx.get(dut.busy):
+            ready = [i for i in wanted if i not in taken and ctx.get(dut.requests[i].ready)]
+            await ctx.tick()
+            for i in ready:
+                taken.append(i)
+                ctx.set(dut.requests[i].valid, 0)
+        return taken
+
+    async def run(ctx):
+        ctx.set(dut.jobs[0].ready, 1)
+        for request in dut.requests:
+            ctx.set(request.p.engines_used, 1)
+        for before in range(n):
+            await serve(ctx, [before])
+            ctx.set(dut.start, 1)
+            await ctx.tick()
+            ctx.set(dut.start, 0)
+            order.append(await serve(ctx, range(n)))
+
+    simulator = Simulator(dut)
+    simulator.add_clock(1e-6)
+    simulator.add_testbench(run)
+    simulator.run()
+    assert order == [list(range(n))] * n
+
+
 @pytest.mark.parametrize("pauses", [0.0, 0.5, 0.95])
 @pytest.mark.parametrize("config", [TINY, SMALL, replace(TRN, rows=64), TRN], ids=lambda c: c.rows)
 def test_every_engine_gets_each_job_once_and_in_order(config, pauses, seed):

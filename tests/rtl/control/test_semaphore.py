@@ -135,6 +135,28 @@ def test_random_updates_agree_with_a_list(pauses, seed):
     assert not driver.errors
 
 
+def test_a_start_gives_the_first_turn_to_the_first_source(seed):
+    dut = Semaphores(config=CONFIGS[1])
+    driver = Driver(dut, random.Random(seed))
+    n = len(driver.ports)
+
+    async def test(ctx):
+        await swept(ctx, dut)
+        for before in range(n):
+            driver.plans[before].append((1, ADD, 1))
+            await driver.drain(ctx)
+            ctx.set(dut.start, 1)
+            await ctx.tick()
+            ctx.set(dut.start, 0)
+            driver.taken.clear()
+            for plan in driver.plans:
+                plan.append((2, ADD, 1))
+            await driver.drain(ctx)
+            assert [i for _, i, _ in driver.taken] == list(range(n))
+
+    simulate(dut, driver, test)
+
+
 def test_an_overflow_is_reported_and_changes_nothing(seed):
     config = CONFIGS[1]
     dut = Semaphores(config=config)

@@ -24,6 +24,7 @@ from makalu.rtl.arch.isa import (
     UpdateMode,
 )
 from makalu.rtl.engines.dma import DmaEngine
+from makalu.rtl.engines.dma_queues import DmaQueues
 from makalu.rtl.interfaces import DMA_READ_CYCLES
 from makalu.sim.golden import check_descriptor
 
@@ -327,6 +328,7 @@ class Bench:
             for name, side in (("read_bytes", descriptor.src), ("write_bytes", descriptor.dst)):
                 if side.address < 1 << 40:
                     moved[name] += side.elements << descriptor.size_log2
+        moved["sbuf_beats"] = sum(self.sbuf.beats.values())
         assert {name: self.events[name] for name in moved} == moved
 
     def check_updates(self):
@@ -966,7 +968,7 @@ def test_a_read_error_in_any_burst_stops_the_engine(small, k):
         "code": ErrorCode.BUS_READ,
         "field": 0,
         "pc": table,
-        "address": edge & ~7,
+        "address": (edge if k else base) & ~7,  # where the burst begins, not the bad beat
     }
     assert len(small.updates) == 1
     got = small.sbuf.memory
@@ -1009,6 +1011,33 @@ def test_beyond_the_memory_is_a_bus_error(tiny):
         assert tiny.error["code"] == (ErrorCode.BUS_READ if load else ErrorCode.BUS_WRITE)
         assert (tiny.error["pc"], tiny.error["address"]) == (table, HBM_BYTES)
         assert not tiny.updates
+
+
+@pytest.mark.parametrize("code", [ErrorCode.BUS_READ, ErrorCode.BUS_WRITE])
+def test_a_bus_error_names_the_bus_word_with_which_the_burst_begins(tiny, code):
+    """Runs of 20 bytes, 300 apart: the third one's second beat is refused."""
+    tiny.start(latency=5)
+    far, near = hbm(0x1003, (1, 20), (300, 5)), sbuf(TINY, 1, 0, (1, 100))
+    first = 0x1003 + 2 * 300
+    if code == ErrorCode.BUS_READ:
+        tiny.bus.bad_reads.append((first + 15, first + 16))
+        table = tiny.job(1, [Descriptor(0, far, near)])
+    else:
+        tiny.bus.bad_writes.append((first + 15, first + 16))
+        table = tiny.job(1, [Descriptor(0, near, far)])
+    tiny.run()
+    assert tiny.error == {
+        "valid": 1, "code": code, "field": 0, "pc": table, "address": first & ~7,
+    }  # fmt: skip
+
+
+def test_every_beat_of_sbuf_is_an_event(tiny):
+    tiny.start(latency=5, pause=0.3)
+    elements = ((1, 64), (0, 20))  # bytes, the same 64 over and over
+    tiny.job(0, [Descriptor(0, sbuf(TINY, 0, 0, *elements), sbuf(TINY, 1, 64, *elements))])
+    tiny.check()
+    assert tiny.events["sbuf_beats"] == 2 * 20 * 8
+    assert tiny.events["read_bytes"] == tiny.events["write_bytes"] == 0
 
 
 def test_an_unreadable_descriptor_is_a_bus_error_after_those_before_it(tiny):
@@ -1170,3 +1199,68 @@ def test_outputs_do_not_depend_on_inputs_of_the_same_cycle(tiny, seed):
     for queue in range(4):
         tiny.job(queue, [random_descriptor(rng, TINY, queue) for _ in range(2)])
     tiny.check(probe=True)
+
+
+def test_an_idle_engine_gives_the_first_turns_to_queue_0():
+    """Two queues want to fetch, to start and to retire in the same cycle."""
+    dut = DmaQueues(config=TINY)
+    orders = []
+
+    async def work(ctx, wanted):
+        """A job of one descriptor in each of ``wanted``; three orders of queues."""
+        fetched, started, retired = [], [], []
+        ctx.set(dut.stop, 1)
+        ctx.set(dut.room, 0)
+        ctx.set(dut.update.ready, 1)
+        for queue in wanted:
+            update = {"semaphore": queue, "mode": 1, "value": 1}
+            ctx.set(dut.jobs.p, {"queue": queue, "table": 0, "count": 1, "update": update})
+            ctx.set(dut.jobs.valid, 1)
+            await ctx.tick().until(dut.jobs.ready)
+            ctx.set(dut.jobs.valid, 0)
+        await ctx.tick().repeat(3)  # the queues are two cycles deep
+        ctx.set(dut.stop, 0)
+        ctx.set(dut.fetch.ready, 1)
+        tags = {}
+        while len(fetched) < len(wanted):
+            if ctx.get(dut.fetch.valid):
+                tag = ctx.get(dut.fetch.p.tag)
+                fetched.append(tag.queue)
+                tags[tag.queue] = {"slot": tag.slot, "queue": tag.queue}
+            await ctx.tick()
+        for tag in tags.values():
+            ctx.set(dut.word, {"valid": 1, "tag": tag, "index": 15})
+            await ctx.tick()
+        ctx.set(dut.word.valid, 0)
+        ctx.set(dut.room, 15)
+        ctx.set(dut.start.ready, 1)
+        while len(started) < len(wanted):
+            if ctx.get(dut.start.valid):
+                started.append(ctx.get(dut.start.p.queue))
+            await ctx.tick()
+        for port, queue in zip(dut.done, wanted, strict=False):
+            ctx.set(port, {"valid": 1, "tag": tags[queue]})
+        await ctx.tick()
+        for port in dut.done:
+            ctx.set(port.valid, 0)
+        while len(retired) < len(wanted):
+            if ctx.get(dut.update.valid):
+                retired.append(ctx.get(dut.update.p.semaphore))
+            await ctx.tick()
+        while ctx.get(dut.busy):
+            await ctx.tick()
+        await ctx.tick()
+        return fetched, started, retired
+
+    async def test(ctx):
+        for before in range(4):
+            await work(ctx, [before])
+            orders.append(await work(ctx, [3, 1]))
+            await work(ctx, [before])
+            orders.append(await work(ctx, [2, 0]))
+
+    simulator = Simulator(dut)
+    simulator.add_clock(1e-8)
+    simulator.add_testbench(test)
+    simulator.run()
+    assert orders == [([1, 3],) * 3, ([0, 2],) * 3] * 4

@@ -218,13 +218,15 @@ class Bench:
         limit=4000,
         stop_at=None,
         watch=None,
+        refuse=None,
     ):
         """Feed ``program`` and return a :class:`Run`.
 
         ``ready``, ``gap``, ``accept``: probabilities that SBUF takes a weights command, that no
         instruction comes in a cycle, that an update is taken. ``stop_at`` resets the engine then.
         ``watch`` maps a semaphore to a bank and word that the vector engine reads as soon as it
-        sees the update.
+        sees the update. ``refuse`` is ``(cycles, beats)``: after so many beats SBUF refuses weights
+        for so many cycles.
         """
         engine, run = self.engine, Run()
         words = [int.from_bytes(i.encode(), "little") for i in program]
@@ -254,6 +256,8 @@ class Bench:
             if ctx.get(engine.weights.valid):
                 word, new = ctx.get(engine.weights.word), ctx.get(engine.weights.new)
                 taken = not (new and word & 1 == moving_bank) and rng.random() < ready
+                if refuse and len(run.beats) == refuse[1] and run.refused < refuse[0]:
+                    taken = False
                 ctx.set(engine.weights.ready, taken)
                 run.refused += not taken
                 if taken:
@@ -619,6 +623,28 @@ def test_an_update_means_that_the_sums_can_be_read(rng):
     run = b.run(program, rng=rng, watch=watch)
     for i in range(5):
         assert run.watched[i] == b.psum[:, i, 5].tolist()
+
+
+def test_what_updated_last_does_not_change_who_updates_first():
+    b = bench()
+    last_was_load = [load(BF16, 0, ((1, 4),)), load(BF16, 0, ((1, 4),), semaphore=1)]
+    last_was_matmul = [load(BF16, 0, ((1, 4),)), matmul(BF16, 0, ((1, 6),), semaphore=1)]
+    # A matmul and a load that end at about the same time, for some delay in the same cycle.
+    both = [
+        load(BF16, 0, ((1, 4),)),
+        matmul(BF16, 0, ((1, 1),), semaphore=2),
+        load(BF16, 0, ((1, 4),), semaphore=3),
+    ]
+    met = 0
+    for delay in range(12, 30):
+        found = []
+        for before in (last_was_load, last_was_matmul):
+            runs = b.run(before, both, refuse=(delay, 1))
+            found.append(runs[1].updates)
+        assert found[0] == found[1], delay
+        (first, _), (second, _) = found[0]
+        met += second - first == 1
+    assert met
 
 
 @pytest.mark.parametrize("when", [3, 8, 14, 21, 30])

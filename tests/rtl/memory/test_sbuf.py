@@ -398,6 +398,30 @@ def test_two_engines_share_a_group_fairly(rng):
     assert bench.counts["conflict_dma_read"] >= 59
 
 
+@pytest.mark.parametrize("kind", ["read", "write"])
+def test_a_group_that_nobody_wanted_serves_the_first_engine_first(kind):
+    served = []
+
+    async def test(ctx, dut):
+        ports = getattr(dut, f"dma_{kind}")
+        for before in (0, 1, 0, 0, 1, 1):
+            for wanted in ([before], [0, 1]):
+                for e in wanted:
+                    ctx.set(ports[e].p.partition, 9)
+                    ctx.set(ports[e].valid, 1)
+                first = [e for e in wanted if ctx.get(ports[e].ready)]
+                for _ in wanted:
+                    ready = [e for e in wanted if ctx.get(ports[e].ready)]
+                    await ctx.tick()
+                    for e in ready:
+                        ctx.set(ports[e].valid, 0)
+                await ctx.tick()
+            served.append(first)
+
+    simulate(TWO_GROUPS, test)
+    assert served == [[0]] * 6
+
+
 def test_engines_with_different_groups_do_not_meet(rng):
     bench = Bench(TWO_GROUPS, rng, dict.fromkeys(("dma_read", "dma_write"), "never-paused"))
     beat = bench.beat
