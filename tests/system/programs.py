@@ -8,7 +8,7 @@ Streams (weight loads, matmuls, vector instructions, each DMA queue) complete in
 a semaphore each. What each byte was last read and written by, per stream, gives the waits.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from makalu.rtl.arch import formats
@@ -243,7 +243,9 @@ class _Builder:
         fmt = self.pick(formats.MATMUL_FORMATS)
         partitions, m = int(rng.integers(1, config.rows + 1)), int(rng.integers(1, config.cols + 1))
         src = self.pattern(fmt, Space.SBUF, partitions, m, injective=self.chance(0.8))
-        if src.elements:
+        if self.chance(0.03):
+            src = replace(src, num_partitions=0)
+        if src.elements and src.num_partitions:
             self.width = m
         self.emit(LoadStationary(src=src, half=int(rng.integers(3))), LOAD, self.bytes_of(src), [])
 
@@ -264,7 +266,15 @@ class _Builder:
         src = self.pattern(fmt, Space.SBUF, partitions, n, injective=self.chance(0.8))
         if src.elements != dst.elements:  # a no-op on one side only
             return None
-        self.last_dst = dst if dst.elements else None
+        if self.chance(0.06):  # nothing to do, for one of three reasons
+            reason = int(rng.integers(3))
+            if reason == 0:
+                src = replace(src, num_partitions=0)
+            elif reason == 1:
+                dst = replace(dst, num_partitions=0)
+            else:
+                src, dst = (replace(ap, dims=(*ap.dims[:3], (1, 0))) for ap in (src, dst))
+        self.last_dst = dst if dst.elements and dst.num_partitions else None
         accumulate = int(self.chance(0.5))
         writes = self.bytes_of(dst)
         self.emit(

@@ -7,7 +7,9 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from conftest import WATCHDOG_CYCLES
 from makalu.firmware.kernels.matmul import matmul_reference
+from makalu.host.devices import Fault
 from makalu.host.errors import Deadlock, DeviceError, DeviceFaulted
 from makalu.rtl.arch import formats
 from makalu.rtl.arch.config import TINY
@@ -30,7 +32,7 @@ from makalu.rtl.arch.isa import (
     WaitMode,
     decode,
 )
-from makalu.sim.golden import GoldenCore, check_word
+from makalu.sim.golden import GoldenCore, GoldenError, check_word
 from programs import DATA, HBM_BYTES, contents, random_program
 
 pytestmark = [pytest.mark.verilator, pytest.mark.xdist_group("tiny_devices")]
@@ -343,6 +345,167 @@ def test_an_engine_whose_update_overflows_is_named(tiny, rng):
     assert works(tiny, rng)
 
 
+# The same registers -------------------------------------------------------------------------------
+
+TABLE = 0x4000
+
+
+def add(semaphore, value=1):
+    return Update(semaphore, UpdateMode.ADD, value)
+
+
+def start(*, table=TABLE, count=1, queue=0, **keywords):
+    return DmaStart(
+        table=table, first=0, engines_used=1, queue=queue, count=count, **keywords
+    )  # fmt: skip
+
+
+def overflow(last):
+    """Semaphore 11 is full; then ``last`` adds to it."""
+    full = EventSemaphore(engine=last.engine, update=Update(11, UpdateMode.SET, 0xFFFFFFFF))
+    return {last.engine: [full, last]}, []
+
+
+def copy(src, dst, size_log2=2):
+    return {Engine.SP: [start(queue=3)]}, [Descriptor(size_log2, src, dst)]
+
+
+NONE = pattern(n=0)
+OUTSIDE = {
+    "at the end": (HBM_BYTES, (4, 4)),
+    "over the end": (HBM_BYTES - 8, (4, 4)),
+    "split by the end": (HBM_BYTES - 2, (4, 4)),
+    "beyond, askew": (HBM_BYTES + 0x1235, (4, 4)),
+    "far beyond": (HBM_BYTES + 0xABCDE1, (4, 40), (1000, 3)),
+    "to the end of its window": ((1 << 40) - 16, (4, 4)),
+    "apart": (HBM_BYTES - 30, (7, 9)),
+    "downwards": (HBM_BYTES + 99, (-9, 30)),
+    "one row of many": (DATA, (4, 4), (0x20003, 3), (-16, 5)),
+}
+WRONG = {
+    **{
+        f"overflow by {engine.name}": overflow(EventSemaphore(engine=engine, update=add(11)))
+        for engine in Engine
+    },
+    "overflow by a load": overflow(LoadStationary(src=pattern(), update=add(11))),
+    "overflow by a matmul": overflow(
+        MatmulMoving(dst=pattern(space=PSUM), src=pattern(), update=add(11, 0xFFFFFFFF))
+    ),
+    "overflow by nothing": overflow(LoadStationary(src=NONE, update=add(11))),
+    "overflow by a copy": overflow(TensorCopy(dst=FULL, src=FULL, update=add(11))),
+    "overflow by an empty fill": overflow(Memset(dst=NONE, update=add(11))),
+    "overflow by an empty job": overflow(start(count=0, update=add(11))),
+    "overflow by a job": (
+        overflow(start(update=add(11, 2)))[0], [Descriptor(2, IN, OUT)],
+    ),
+    **{
+        f"{name}: read": copy(side(address, *dims), sbuf(0, 0, *((4 * (i == 0), n)
+                              for i, (_, n) in enumerate(dims))))
+        for name, (address, *dims) in OUTSIDE.items()
+    },
+    **{
+        f"{name}: write": copy(sbuf(0, 0, *((4 * (i == 0), n) for i, (_, n) in enumerate(dims))),
+                               side(address, *dims))
+        for name, (address, *dims) in OUTSIDE.items()
+    },
+    "outside in bytes": copy(side(HBM_BYTES + 77, (1, 9)), sbuf(0, 0, (1, 9)), 0),
+    "table beyond HBM": ({Engine.ACT: [start(table=HBM_BYTES + 0x80)]}, []),
+    "table up to the end of the window": (
+        {Engine.SP: [start(table=(1 << 40) - 2 * WORD, count=2)]}, [],
+    ),
+    "table beyond the window": (
+        {Engine.SP: [start(table=(1 << 40) - 2 * WORD, count=3)]}, [],
+    ),
+    "bad descriptor": ({Engine.POOL: [start(count=2)]}, [Descriptor(2, IN, OUT), bytes(WORD)]),
+    "bad word": ({Engine.DVE: [Memset(dst=FULL), Memset(dst=pattern(offset=2036))]}, []),
+    "deadlock": (
+        {
+            Engine.ACT: [EventSemaphore(engine=Engine.ACT, update=add(3))],
+            Engine.POOL: [
+                EventSemaphore(engine=Engine.POOL, waits=[Wait(3, WaitMode.GE, 1)]),
+                EventSemaphore(engine=Engine.POOL, waits=[Wait(3, WaitMode.EQ, 2)]),
+            ],
+        },
+        [],
+    ),
+}  # fmt: skip
+
+
+def report(error):
+    return error.code, error.source, error.field, error.pc, error.address
+
+
+def both_stop(tiny, image, queues):
+    """The error registers, which hardware and model must agree about."""
+    core = GoldenCore(TINY, HBM_BYTES)
+    core.hbm[: len(image)] = np.frombuffer(image, np.uint8)
+    tiny._runner.machine.hbm_write(0, image)
+    with pytest.raises(GoldenError) as expected:
+        core.run(queues)
+    try:
+        with pytest.raises(Fault) as found:
+            tiny._runner.run(queues)
+    finally:
+        tiny.reset()
+    assert report(found.value) == report(expected.value)
+    return report(found.value)
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_error_registers_are_those_of_the_model(tiny, case):
+    words, descriptors = WRONG[case]
+    image, queues = bytearray(TABLE), {}
+    for engine, instructions in words.items():
+        at = 0x400 * (1 + engine)
+        queues[engine] = at, len(instructions)
+        raw = b"".join(i.encode() for i in instructions)
+        image[at : at + len(raw)] = raw
+    image += b"".join(d if isinstance(d, bytes) else d.encode() for d in descriptors)
+    code, source, field, pc, address = both_stop(tiny, bytes(image), queues)
+    if case.startswith("overflow"):
+        (engine,) = words
+        last = words[engine][-1]
+        by_queue = isinstance(last, EventSemaphore)
+        assert code == ErrorCode.SEMAPHORE_OVERFLOW
+        assert source == (16 if isinstance(last, DmaStart) else engine)
+        assert (field, address) == (128, 11)
+        assert pc == (0x400 * (1 + engine) + WORD if by_queue else 0)
+    if case == "table beyond the window":
+        bit = next(bit for name, _, bit in DmaStart.scalars if name == "table")
+        assert (code, source, field) == (ErrorCode.BAD_FIELD, Engine.SP, bit)
+    if case.startswith("beyond, askew"):
+        assert (pc, address) == (TABLE, HBM_BYTES + 0x1230)
+
+
+@pytest.mark.parametrize("base", [HBM_BYTES, 0x440, (1 << 40) - WORD, (1 << 40) + 0x400], ids=hex)
+def test_a_base_that_cannot_be_fetched_is_reported_like_the_model(tiny, base):
+    image = bytes(0x400) + EventSemaphore(engine=Engine.SP).encode()
+    code, source, _, pc, address = both_stop(tiny, image, {Engine.SP: (base, 1)})
+    assert (code, source) == (ErrorCode.BUS_FETCH, Engine.SP)
+    assert pc == address == base % (1 << 40)
+
+
+# No error -----------------------------------------------------------------------------------------
+
+
+def test_a_long_copy_inside_sbuf_is_no_deadlock(tiny):
+    limit, times = 400, 2000  # fetching takes 200 cycles
+    here, there = (sbuf(p, 0, (4, 16), (0, times)) for p in (0, 2))
+    image = bytes(0x400) + start().encode()
+    image += bytes(TABLE - len(image)) + Descriptor(2, here, there).encode()
+    runner = tiny._runner
+    runner.machine.hbm_write(0, image)
+    runner._write("watchdog", limit)
+    try:
+        counters = runner.run({Engine.SP: (0x400, 1)})
+    finally:
+        runner._write("watchdog", WATCHDOG_CYCLES)
+    assert counters["dma_sbuf_beats"] == 2 * 8 * times
+    assert counters["core_cycles"] > 20 * limit
+    memory = tiny.sbuf()
+    assert np.array_equal(memory[0, :64], memory[2, :64])
+
+
 # Mutations ----------------------------------------------------------------------------------------
 
 MUTANTS_PER_BATCH = 30
@@ -368,29 +531,6 @@ def work(raw, queues, descriptors):
         except ValueError:
             continue
     return total
-
-
-def far(raw, queues, descriptors):
-    """Whether something reads far outside HBM, which the compiled machine does not survive."""
-    for base, count in queues.values():
-        for at in range(base, base + count * WORD, WORD):
-            if raw[at] == DmaStart.opcode:
-                table = int.from_bytes(raw[at + 32 : at + 37], "little")
-                count_at = (DmaStart.scalars[4][2]) // 8
-                jobs = int.from_bytes(raw[at + count_at : at + count_at + 3], "little") >> 4
-                if table + WORD * (jobs & 0xFFFF) > HBM_BYTES:
-                    return True
-    for at in descriptors:
-        try:
-            descriptor = Descriptor.decode(bytes(raw[at : at + WORD]))
-        except ValueError:
-            continue
-        sides = descriptor.src, descriptor.dst
-        for side_ in sides:
-            reach = sum(max(step * (count - 1), 0) for step, count in side_.dims)
-            if side_.address < 1 << 40 and side_.address + reach + 4 > HBM_BYTES:
-                return True
-    return False
 
 
 def illegal(raw, queues):
@@ -437,9 +577,6 @@ def test_flipped_bits_end_in_an_answer_or_an_error(tiny, seed, batch):
         for bit in rng.integers(0, 8 * len(raw), int(rng.integers(1, 5))):
             raw[bit // 8] ^= 1 << bit % 8
         first = WORD * len(image.instructions)
-        if far(raw, image.queues, range(first, len(raw), WORD)):
-            ends["left out"] += 1
-            continue
         machine.hbm_write(0, core.hbm.tobytes())
         machine.hbm_write(0, bytes(raw))
         machine.sbuf_write(core.sbuf)

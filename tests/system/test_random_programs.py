@@ -1,12 +1,15 @@
 """Random legal programs: every byte of every memory as the golden model has it."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from makalu.host.devices.registers import RegisterRunner
 from makalu.rtl.arch.config import TINY, HbmConfig
-from makalu.rtl.arch.isa import decode
+from makalu.rtl.arch.formats import BF16, FP32
+from makalu.rtl.arch.isa import AccessPattern, LoadStationary, MatmulMoving, Space, decode
 from makalu.sim.golden import GoldenCore
-from programs import DATA, HBM_BYTES, contents, random_program
+from programs import DATA, HBM_BYTES, Image, contents, random_program
 
 pytestmark = [pytest.mark.xdist_group("tiny_devices")]
 
@@ -61,6 +64,70 @@ def test_every_byte_is_that_of_the_model(tiny, seed, batch):
         compare(runner.machine, core, image, what)
         for name, value in expected.items():
             assert counters[name] == value, f"{what}: counter {name}"
+
+
+@pytest.mark.verilator
+def test_empty_loads_and_matmuls_leave_the_weights_where_they_are(tiny, seed):
+    none = AccessPattern(BF16, 0, 0, 0, ((1, 4),))
+
+    def load(offset, **changes):
+        return LoadStationary(src=replace(AccessPattern(BF16, 0, 4, offset, ((1, 4),)), **changes))
+
+    def matmul(bank, *, rows=4, columns=4, n=8):
+        return MatmulMoving(
+            dst=AccessPattern(FP32, 0, columns, 64 * bank, ((1, n),), Space.PSUM),
+            src=AccessPattern(BF16, 0, rows, 32, ((1, n),)),
+        )
+
+    image = Image(
+        [
+            load(0),
+            matmul(0),
+            LoadStationary(src=none),
+            load(0, dims=((1, 0),)),
+            matmul(1),  # with the weights of bank 0
+            load(16),
+            LoadStationary(src=none),
+            matmul(2, rows=0),
+            matmul(2, columns=0),
+            matmul(2, n=0),
+            matmul(3),  # with the new ones
+        ],
+        [],
+    ).link()
+    rng = np.random.default_rng(seed)
+    core = GoldenCore(TINY, HBM_BYTES)
+    fill(tiny._runner.machine, core, image, rng)
+    numbers = BF16.encode(rng.standard_normal((4, 24))).view(np.uint8)
+    core.sbuf[:, : numbers.shape[1]] = numbers
+    tiny._runner.machine.sbuf_write(core.sbuf)
+    untouched = core.psum[:, 128:192].copy()
+    tiny._runner.run(image.queues)
+    core.run(image.queues)
+    compare(tiny._runner.machine, core, image, "empty tiles")
+    banks = core.psum.reshape(4, TINY.psum_banks, -1)[:, :, :32]
+    assert np.array_equal(banks[:, 0], banks[:, 1])
+    assert not np.array_equal(banks[:, 0], banks[:, 3])
+    assert np.array_equal(core.psum[:, 128:192], untouched)
+
+
+def test_the_generator_makes_empty_tiles(seed):
+    found = set()
+    for number in range(60):
+        image = random_program(np.random.default_rng([seed, 98, number]), TINY, 30)
+        for instruction in image.instructions:
+            for name, _, _ in instruction.operands:
+                ap = instruction.values[name]
+                if not ap.elements or not ap.num_partitions:
+                    what = "elements" if not ap.elements else "partitions"
+                    found.add((instruction.mnemonic, name, what))
+    assert found >= {
+        (mnemonic, name, what)
+        for mnemonic, name in (
+            ("loadstationary", "src"), ("matmulmoving", "src"), ("matmulmoving", "dst"),
+        )
+        for what in ("elements", "partitions")
+    }  # fmt: skip
 
 
 def test_the_generator_reaches_every_instruction_and_format(seed):
