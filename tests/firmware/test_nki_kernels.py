@@ -183,6 +183,30 @@ def test_load_copy_store(machine):
     np.testing.assert_array_equal(got, a)
 
 
+def test_a_copy_does_not_follow_what_it_was_copied_from(machine):
+    """nki-samples 78: x = [1]; y = copy(x); x = x + x gave [2] for y on the device."""
+
+    @nki.jit
+    def kernel(a, b):
+        kept = nl.ndarray(a.shape, a.dtype, buffer=nl.shared_hbm)
+        later = nl.ndarray(a.shape, a.dtype, buffer=nl.shared_hbm)
+        x = nl.load(a)
+        y = nl.copy(x)
+        nisa.dma_copy(x, b)
+        z = nl.copy(x)
+        nisa.memset(x, 9)
+        nl.store(kept, y)
+        nl.store(later, z)
+        return kept, later
+
+    a, b = np.ones((4, 8), np.float32), np.full((4, 8), 2, np.float32)
+    program = kernel.compile(TINY, a, b)
+    for seed in range(5):
+        got = machine(TINY, seed=seed).run(program, {"a": a, "b": b})
+        np.testing.assert_array_equal(got["kept"], a)
+        np.testing.assert_array_equal(got["later"], b)
+
+
 def test_several_outputs_and_scratch(machine):
     @nki.jit
     def kernel(a, b):

@@ -4,6 +4,9 @@ One device per backend serves all tests of this file, and each test leaves it us
 """
 
 import makalu
+import makalu.nki as nki
+import makalu.nki.isa as nisa
+import makalu.nki.language as nl
 import naive
 import numpy as np
 import pytest
@@ -125,6 +128,35 @@ def test_memories_can_be_looked_at(rtl, model, rng):
         assert memory[0, :48].tobytes() == x.tobytes()
     assert rtl.sbuf()[0, 512:536].tobytes() == model.sbuf()[0, 512:536].tobytes()
     assert rtl.psum().shape == model.psum().shape == (4, 512)
+
+
+@nki.jit
+def copies(x):
+    """Through SBUF along and across partitions, and through the vector engine."""
+    out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
+    tile = nl.ndarray(x.shape[::-1], x.dtype, buffer=nl.sbuf)
+    same = nl.ndarray(x.shape[::-1], x.dtype, buffer=nl.sbuf)
+    turned = nl.ndarray(x.shape, x.dtype, buffer=nl.sbuf)
+    between = nl.ndarray(x.shape[::-1], x.dtype, buffer=nl.private_hbm)
+    nisa.dma_copy(tile, x.permute(1, 0))
+    nisa.tensor_copy(same, tile)
+    nisa.dma_copy(between, same)
+    nisa.dma_copy(turned, between.permute(1, 0))
+    nisa.dma_copy(out, turned)
+    return out
+
+
+@pytest.mark.parametrize("fmt", [formats.BF16, formats.FP32], ids=lambda f: f.name)
+def test_nan_of_every_kind_passes_copies_bit_for_bit(rtl, model, rng, fmt):
+    """dotnet 130583: a NaN whose payload lies in few bits turns into infinity."""
+    payloads = rng.integers(1, 1 << fmt.man, 16)
+    payloads[: fmt.man] = 1 << np.arange(min(fmt.man, 16))
+    infinity = (1 << fmt.exp) - 1 << fmt.man
+    codes = infinity | payloads | rng.integers(0, 2, 16) << fmt.bits - 1
+    x = codes.astype(f"u{fmt.bytes}").view(fmt.dtype).reshape(4, 4)
+    assert np.isnan(x.astype(np.float32)).all()
+    for device in (rtl, model):
+        assert device.run(copies, x).tobytes() == x.tobytes()
 
 
 # Errors -------------------------------------------------------------------------------------------

@@ -158,6 +158,22 @@ def test_two_processes_build_once(cache, tmp_path):
     assert log.read_text() == "built\n"
 
 
+@pytest.mark.parametrize("delay_s", [0.0, 0.01, 0.1, 0.3])
+def test_a_build_that_was_killed_does_not_hold_up_the_next(cache, tmp_path, delay_s):
+    """tt-metal 6430: after a host was killed the next run hangs."""
+    context = multiprocessing.get_context("fork")
+    victim = context.Process(target=_slow, args=(tmp_path / "first",))
+    victim.start()
+    time.sleep(delay_s)
+    victim.kill()
+    victim.join()
+    began = time.monotonic()
+    _slow(tmp_path / "second")
+    assert time.monotonic() - began < 10
+    whole = [path.name for path in (cache / "kind").iterdir() if not path.name.startswith(".")]
+    assert whole == ["name-key"]
+
+
 def test_the_cache_keeps_what_was_used_last(cache, monkeypatch):
     monkeypatch.setattr(toolchain, "_KEEP", 3)
     for i in range(5):

@@ -2,13 +2,16 @@
 
 import hashlib
 
+import makalu
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from makalu.firmware.kernels.matmul import matmul_reference
 from makalu.rtl.arch import formats
-from makalu.rtl.arch.config import TINY
+from makalu.rtl.arch.config import TINY, HbmConfig
+from makalu.sim.memory import MIN_LATENCY
+from programs import HBM_BYTES
 
 pytestmark = [pytest.mark.verilator, pytest.mark.xdist_group("tiny_devices")]
 
@@ -47,21 +50,23 @@ def operand(draw, shape, fmt):
 @st.composite
 def product(draw):
     m, k, n = (draw(st.integers(1, 20)) for _ in range(3))
-    fmt = draw(st.sampled_from(formats.MATMUL_FORMATS))
+    left = right = draw(st.sampled_from(formats.MATMUL_FORMATS))
+    if left.bits == 8:
+        right = draw(st.sampled_from([fmt for fmt in formats.MATMUL_FORMATS if fmt.bits == 8]))
     out = draw(st.sampled_from([formats.FP32, formats.FP32, formats.BF16, formats.FP16]))
-    return draw(operand((m, k), fmt)), draw(operand((k, n), fmt)), fmt, out
+    return draw(operand((m, k), left)), draw(operand((k, n), right)), (left, right), out
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(case=product())
 def test_products_have_the_bits_of_the_formula(tiny, case):
-    a, b, fmt, out = case
+    a, b, fmts, out = case
     # Without a dtype the operands' own decides; TF32 has none of its own.
-    dtype = "tf32" if fmt is formats.TF32 else None
+    dtype = "tf32" if formats.TF32 in fmts else None
     if dtype:
-        a, b = (fmt.round(x).astype(np.float32) for x in (a, b))
+        a, b = (formats.TF32.round(x).astype(np.float32) for x in (a, b))
     found = tiny.matmul(a, b, dtype=dtype, out_dtype=out)
-    expected = matmul_reference(a, b, TINY.rows, out_dtype=out, a_dtype=fmt, b_dtype=fmt)
+    expected = matmul_reference(a, b, TINY.rows, out_dtype=out, a_dtype=fmts[0], b_dtype=fmts[1])
     assert found.dtype == expected.dtype
     assert found.tobytes() == expected.tobytes(), (a, b, found, expected)
 
@@ -86,6 +91,39 @@ def test_one_number_by_one_number(tiny, fmt):
             a, b = (fmt.encode(np.array([[v]])) for v in (x, y))
         expected = matmul_reference(a, b, TINY.rows, a_dtype=fmt, b_dtype=fmt)
         assert tiny.matmul(a, b, dtype=fmt).tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("latency", [MIN_LATENCY, MIN_LATENCY + 1, MIN_LATENCY + 2, 37, 300])
+def test_the_latency_of_memory_changes_no_bit(rng, latency):
+    """gemmini 341: loads hang with one latency, products are wrong with another."""
+    hbm = HbmConfig(size_bytes=HBM_BYTES, latency_cycles=latency)
+    with makalu.open(TINY, "verilator", hbm=hbm) as device:
+        for fmt in formats.MATMUL_FORMATS:
+            a, b = (fmt.encode(rng.standard_normal(shape)) for shape in ((8, 7), (7, 32)))
+            expected = matmul_reference(a, b, TINY.rows, a_dtype=fmt, b_dtype=fmt)
+            assert device.matmul(a, b, dtype=fmt).tobytes() == expected.tobytes()
+
+
+def test_a_product_may_lie_at_the_very_end_of_memory(rng):
+    """aws-neuron-sdk 1306: a kernel that works alone leaves its memory behind another."""
+    a, b = (rng.standard_normal(shape).astype(np.float16) for shape in ((5, 6), (6, 19)))
+    expected = matmul_reference(a, b, TINY.rows).tobytes()
+    with makalu.open(TINY, "verilator", hbm=HBM_BYTES) as device:
+        assert device.matmul(a, b).tobytes() == expected
+        report = device.last_run
+        for spare in range(1 << 14, 0, -256):
+            while device._matmuls:
+                device._matmuls.popitem()[1].unload()
+            low = device.allocate(device.free_bytes - spare, "uint8")
+            try:
+                found = device.matmul(a, b)
+            except makalu.errors.HbmOutOfMemory:
+                break
+            finally:
+                low.free()
+            assert found.tobytes() == expected
+            assert device.last_run.hbm_bytes_read == report.hbm_bytes_read
+        assert spare < 1 << 13
 
 
 def test_a_thousand_runs_have_one_hash(tiny, rng):

@@ -10,7 +10,21 @@ from amaranth.hdl import Module, ResetInserter, Signal
 from amaranth.lib.wiring import connect
 from amaranth.sim import Simulator
 from makalu.rtl.arch.config import TINY
-from makalu.rtl.arch.formats import BF16, FORMATS, FP16, FP32, INT8, INT16, INT32, TF32, UINT8
+from makalu.rtl.arch.formats import (
+    BF16,
+    FORMATS,
+    FP8_E3M4,
+    FP8_E4M3,
+    FP8_E4M3FN,
+    FP8_E5M2,
+    FP16,
+    FP32,
+    INT8,
+    INT16,
+    INT32,
+    TF32,
+    UINT8,
+)
 from makalu.rtl.arch.isa import AccessPattern, Memset, Space, TensorCopy, Update, UpdateMode
 from makalu.rtl.engines.vector import GAP_CYCLES, VECTOR_CYCLES, VectorEngine
 from makalu.rtl.interfaces import SBUF_READ_CYCLES
@@ -19,6 +33,7 @@ from makalu.rtl.memory.sbuf import DMA_PATIENCE_CYCLES, Sbuf
 CONFIG = replace(TINY, sbuf_bytes=1024, psum_bank_bytes=32)
 EIGHT_ROWS = replace(TINY, rows=8, sbuf_bytes=1024, psum_bank_bytes=32)
 HALF = CONFIG.sbuf_bytes // 2  # sources lie below, destinations above
+SMALL_FLOATS = (BF16, FP16, FP8_E4M3, FP8_E4M3FN, FP8_E5M2, FP8_E3M4)
 
 
 # What instructions mean ---------------------------------------------------------------------------
@@ -401,6 +416,26 @@ def test_every_pair_of_formats(saturate, rng):
     cycles = [cycle for cycle, *_ in bench.updates]
     assert set(np.diff(cycles)) == {count}
     assert np.ptp(bench.reads) == count * len(program) - 1
+
+
+@pytest.mark.parametrize("fmt", SMALL_FLOATS, ids=lambda fmt: fmt.name)
+def test_equal_subnormals_are_cast_equally_in_every_lane(fmt, seed):
+    """pytorch 177870: odd lanes cast subnormals otherwise than even ones."""
+    rng = np.random.default_rng(seed)
+    bench = Bench(CONFIG, rng)
+    count, program = 7, []
+    values = fmt.min_subnormal * np.array([0.5, 0.75, 1, 1.5, 2.5, -1.5])
+    for i, value in enumerate(values):
+        at = 4 * count * i
+        bench.bytes[:, at : at + 4 * count] = np.tile(
+            np.float32(value).reshape(1).view("u1"), count
+        )
+        program.append(copy(line(fmt, HALF + at, count), line(FP32, at, count), update=update(i)))
+    for i, code in enumerate(fmt.encode(values)):
+        # One rounding of one number, for all lanes.
+        expected = cast(gather(bench.bytes, program[i].src), FP32, fmt, False)
+        assert (expected == code.view(unsigned(fmt))).all()
+    bench.execute(program)
 
 
 @pytest.mark.parametrize("fmt", FORMATS, ids=lambda fmt: fmt.name)
