@@ -3,8 +3,12 @@
 import gc
 import itertools
 import json
+from dataclasses import replace
 
 import makalu
+import makalu.nki as nki
+import makalu.nki.isa as nisa
+import makalu.nki.language as nl
 import ml_dtypes
 import naive
 import numpy as np
@@ -182,7 +186,9 @@ def test_host_arrays_may_lie_anywhere(dev, offset):
     raw[offset : offset + 400] = np.arange(400) % 251
     array = np.frombuffer(raw, "<f4", count=100, offset=offset).reshape(10, 10)
     for view in (array, array.T, array[::-1, ::2], array[:, 3], array.astype(">f4")):
-        assert dev.from_numpy(view).read().tobytes() == np.ascontiguousarray(view, "<f4").tobytes()
+        plain = np.ascontiguousarray(view, "<f4")
+        assert dev.from_numpy(view).read().tobytes() == plain.tobytes()
+        assert dev.matmul(view.T, view).tobytes() == dev.matmul(plain.T, plain).tobytes()
 
 
 def test_a_tensor_takes_only_its_own_kind(dev):
@@ -202,6 +208,16 @@ def test_a_tensor_may_be_empty_or_a_scalar(dev):
     assert dev.from_numpy(np.zeros((0, 3), np.float32)).read().shape == (0, 3)
     assert dev.from_numpy(np.float32(7)).read() == 7
     assert dev.allocate(5, "fp32").shape == (5,)
+
+
+def test_a_tensor_does_not_follow_the_array_it_was_made_from(dev):
+    """nki-samples 78: x = [1]; y = copy(x); x = x + x leaves y at [1]."""
+    array = np.ones(3, np.float32)
+    made, written = dev.from_numpy(array), dev.allocate(3, "fp32")
+    written.write(array)
+    array += array
+    np.testing.assert_array_equal(made.read(), np.ones(3))
+    np.testing.assert_array_equal(written.read(), np.ones(3))
 
 
 def test_reading_gives_a_copy(dev):
@@ -298,6 +314,27 @@ def test_programs_take_turns_without_disturbing_each_other(any_dev, rng):
         np.testing.assert_array_equal(two.execute({"x": y})["y"], y)
 
 
+def test_programs_of_one_name_keep_their_own_results(rng):
+    """Equal names, other shapes, formats and machines; loaded by turns, some where others were."""
+    with makalu.open("SMALL", "golden") as small, makalu.open("TINY", "golden") as tiny:
+        loaded, made = [], []
+        for device, n, fmt in itertools.product(
+            (small, tiny), (5, 8), (formats.BF16, formats.FP16)
+        ):
+            program = naive.copy_program(device.config, n, formats.FP32, fmt)
+            dropped = device.load(naive.copy_program(device.config, n + 1, formats.FP32, fmt))
+            dropped.execute({"x": np.zeros(n + 1, np.float32)})
+            dropped.unload()
+            loaded.append((device.load(program), n, fmt))
+            made.append(program)
+        assert len({program.kernel for program in made}) == 1
+        for _ in range(2):
+            for i in rng.permutation(len(loaded)):
+                program, n, fmt = loaded[i]
+                x = rng.standard_normal(n).astype(np.float32)
+                assert program.execute({"x": x})["y"].tobytes() == x.astype(fmt.dtype).tobytes()
+
+
 def test_execute_leaves_no_memory_behind(dev):
     loaded = dev.load(naive.copy_program(SMALL, 8))
     x = np.ones(8, np.float32)
@@ -358,6 +395,49 @@ def test_a_file_that_is_no_program_is_refused(dev, tmp_path):
         dev.load(path)
     with pytest.raises(FileNotFoundError):
         dev.load(tmp_path / "none.mkl")
+
+
+# Copies -------------------------------------------------------------------------------------------
+
+
+@nki.jit
+def in_parts(x, parts, view):
+    """Copy to SBUF and back; each copy in ``parts`` parts along the first axis of the view."""
+    out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
+    source, result = view(x), view(out)
+    tile = nl.ndarray(source.shape, x.dtype, buffer=nl.sbuf)
+    step = -(-source.shape[0] // parts)
+    for first in range(0, source.shape[0], step):
+        part = slice(first, min(first + step, source.shape[0]))
+        nisa.dma_copy(tile[part], source[part])
+    for first in range(0, source.shape[0], step):
+        part = slice(first, min(first + step, source.shape[0]))
+        nisa.dma_copy(result[part], tile[part])
+    return out
+
+
+LAYOUTS = {
+    "rows": lambda x: x,
+    "columns": lambda x: x.permute(1, 0),
+    "interleaved": lambda x: x.reshape((8, 2, x.shape[1])),
+    "interleaved columns": lambda x: x.reshape((8, 2, x.shape[1])).permute(2, 0, 1),
+    "halves apart": lambda x: x.reshape((2, 8, x.shape[1])).permute(1, 0, 2),
+}
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda name: name.replace(" ", "_"))
+def test_copies_in_parts_equal_one_copy(dev, rng, layout, size):
+    """tilelang-ascend 1155: two half copies into an interleaved buffer differ from a full one."""
+    x = rng.integers(0, 1 << 8 * size, (16, 12)).astype(f"u{size}")
+    whole = None
+    for parts in (1, 2, 3, 16):
+        dev._runner.core.sbuf[:] = 0x5A
+        assert dev.run(in_parts, x, parts, LAYOUTS[layout]).tobytes() == x.tobytes()
+        sbuf = dev.sbuf()
+        whole = sbuf if whole is None else whole
+        assert (sbuf == whole).all()
+    assert (whole != 0x5A).sum() <= x.nbytes
 
 
 # Errors of the core -------------------------------------------------------------------------------
@@ -531,6 +611,45 @@ def test_compiled_and_hand_assembled_programs_agree(config, rng):
             program = naive.matmul_program(dev.config, a.shape, b.shape, (fmt, fmt), out_fmt)
             inputs = {"a": fmt.encode(a), "b": fmt.encode(b)}
             assert dev.load(program).execute(inputs)["c"].tobytes() == compiled.tobytes()
+
+
+@pytest.mark.parametrize("rows", [4, 8, 16, 32, 64, 128])
+def test_an_array_of_any_size_writes_its_result_and_nothing_else(rng, rows):
+    """gem5-aladdin 43: a store wider than the columns hangs, or writes beyond its buffer."""
+    config = replace(SMALL, name="other", rows=rows)
+    a, b = rng.standard_normal((rows + 1, 2 * rows - 1)), rng.standard_normal((2 * rows - 1, 7))
+    for out in (formats.FP8_E5M2, formats.BF16, formats.FP32):
+        with makalu.open(config, "golden", hbm=1 << 20) as dev:
+            hbm, given, allocate = dev._runner.core.hbm, [], dev._memory.allocate
+            hbm[:] = 0xA5
+
+            def noted(size, what, given=given, allocate=allocate):
+                given.append((allocate(size, what), size))
+                return given[-1][0]
+
+            dev._memory.allocate = noted
+            c = dev.matmul(a, b, dtype="bf16", out_dtype=out)
+            a_, b_ = (to_format(x, formats.BF16) for x in (a, b))
+            assert c.tobytes() == matmul_reference(a_, b_, rows, out_dtype=out).tobytes()
+            allowed = np.zeros(len(hbm), bool)
+            for address, size in given:
+                allowed[address : address + size] = True
+            assert len(given) == 4  # operands, result, image
+            assert (hbm[~allowed] == 0xA5).all()
+
+
+@pytest.mark.parametrize("fmt", formats.MATMUL_FORMATS, ids=lambda f: f.name)
+def test_every_format_is_as_accurate_as_its_significand(dev, rng, fmt):
+    """A product that is all zero, NaN or silently of another format would show."""
+    unit = 2.0 ** -(fmt.man + 1)
+    for k in (1, 33):
+        a, b = (
+            rng.uniform(0.5, 2, shape) * rng.choice([-1, 1], shape) for shape in ((20, k), (k, 17))
+        )
+        error = np.abs(dev.matmul(a, b, dtype=fmt) - a @ b) / (np.abs(a) @ np.abs(b))
+        assert error.max() <= 2 * unit + unit**2 + 4 * k * 2.0**-24
+        if k == 1:  # and not better: nothing was computed in a wider format
+            assert error.max() > unit / 2
 
 
 def test_memory_that_was_used_before_does_not_show(dev, rng):
