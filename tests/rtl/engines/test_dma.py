@@ -246,8 +246,11 @@ class Bench:
         self.simulator.add_testbench(self._main)
         self._first = True
 
-    def start(self, *, latency=20, pause=0.0, seed=1, update_pause=None):
-        """A fresh engine (in simulation) with random memories and nothing to do."""
+    def start(self, *, latency=20, pause=0.0, seed=1, update_pause=None, noise=False):
+        """A fresh engine (in simulation) with random memories and nothing to do.
+
+        With ``noise`` everything that is not valid changes at random in every cycle.
+        """
         rng = np.random.default_rng(seed)
         self.rng = rng
         self.bus = Bus(self, latency, pause, rng)
@@ -255,8 +258,13 @@ class Bench:
         self.bus.memory[:] = rng.integers(0, 256, HBM_BYTES)
         self.sbuf.memory[:] = rng.integers(0, 256, self.sbuf.memory.shape)
         self.update_pause = pause if update_pause is None else update_pause
+        self.noise = noise
         self.forget()
         return self
+
+    def idle(self, width):
+        """What a signal of that width shows while it is not valid."""
+        return int.from_bytes(self.rng.bytes(-(-width // 8))) >> -width % 8 if self.noise else 0
 
     def forget(self):
         """Start a new list of jobs."""
@@ -403,7 +411,12 @@ class Bench:
             ready, answer = self.sbuf.cycle(beats)
             for kind in streams:
                 put(f"sbuf_{kind}.ready", ready[kind])
-            put("read", 0 if answer is None else answer << 1 | 1)
+            put("read", self.idle(64) << 1 if answer is None else answer << 1 | 1)
+            if self.noise and not answers["rvalid"]:
+                for name, width in (("rdata", 64), ("rresp", 2), ("rlast", 1)):
+                    put(f"axi.{name}", self.idle(width))
+            if self.noise and not answers["bvalid"]:
+                put("axi.bresp", self.idle(2))
             ready = not (self.update_pause and self.rng.random() < self.update_pause)
             put("update.ready", ready)
             if flag["update.valid"] and ready:
@@ -419,6 +432,9 @@ class Bench:
                 ctx.set(
                     dut.jobs.p, {"queue": queue, "table": table, "count": count, "update": update}
                 )
+            elif self.noise and offered is None:
+                jobs = dut.jobs.payload.as_value()
+                ctx.set(jobs, self.idle(len(jobs)))
             put("jobs.valid", offered is not None)
             quiet = not self.jobs and offered is None and not flag["busy"] and bus.quiet
             if flag["jobs.ready"]:
@@ -572,6 +588,17 @@ def test_random_descriptors_in_four_queues_copy_the_right_bytes(tiny, seed, late
         for queue in range(4):
             count = int(rng.integers(1, 4))
             tiny.job(queue, [random_descriptor(rng, TINY, queue) for _ in range(count)])
+    tiny.check()
+
+
+@pytest.mark.parametrize("pause", [0.0, 0.4], ids=["calm", "rough"])
+def test_what_is_not_valid_does_not_matter(tiny, seed, pause):
+    """gemmini 363: the payload of an entry that is not valid held up the others, now and then."""
+    rng = np.random.default_rng(seed)
+    tiny.start(latency=7, pause=pause, seed=seed, noise=True)
+    for _ in range(3):
+        for queue in range(4):
+            tiny.job(queue, [random_descriptor(rng, TINY, queue) for _ in range(2)])
     tiny.check()
 
 
