@@ -30,8 +30,7 @@ def _aliases():
     """Makalu's modules under every name that kernel files import them by."""
     ours = {part: importlib.import_module(f"makalu.nki{part}") for part in _PARTS}
     package = ModuleType("neuronxcc", "The compiler's package, of which Makalu stands in for nki.")
-    package.__path__ = []
-    package.nki = ours[""]
+    vars(package).update(__path__=[], nki=ours[""])
     named = {
         f"{prefix}{part}": ours[part] for prefix in ("nki", "neuronxcc.nki") for part in _PARTS
     }

@@ -64,19 +64,21 @@ def operand_formats(a, b, dtype):
                 f"use {_matmul_names()}"
             )
         return fmt, fmt
-    kinds = [_multiplied(a.dtype), _multiplied(b.dtype)]
-    for name, array, fmt in (("a", a, kinds[0]), ("b", b, kinds[1])):
+    fmts = []
+    for name, array in (("a", a), ("b", b)):
+        fmt = _multiplied(array.dtype)
         if fmt is None:
             raise DtypeError(
                 f"{name} is {_describe(array.dtype)}, which the tensor engine does not multiply; "
                 f"say to which format it may be rounded: dtype= one of {_matmul_names()}"
             )
-    if kinds[0] is not kinds[1] and any(fmt.bits > 8 for fmt in kinds):
+        fmts.append(fmt)
+    if fmts[0] is not fmts[1] and any(fmt.bits > 8 for fmt in fmts):
         raise DtypeError(
             f"a is {_describe(a.dtype)} and b is {_describe(b.dtype)}; say in which format to "
             f"multiply: dtype= one of {_matmul_names()}"
         )
-    return tuple(kinds)
+    return tuple(fmts)
 
 
 def _wide(array, name):
