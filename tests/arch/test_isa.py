@@ -22,6 +22,13 @@ from makalu.rtl.arch.isa import (
 UINT = {n: st.integers(0, (1 << n) - 1) for n in range(1, 65)}
 
 
+def _shortest(dims):
+    """``dims`` as decoding gives them: without dimensions at the end that do nothing."""
+    while len(dims) > 1 and dims[-1] == (0, 1):
+        dims = dims[:-1]
+    return tuple(dims)
+
+
 def patterns(operand):
     return st.builds(
         AccessPattern,
@@ -31,7 +38,7 @@ def patterns(operand):
         offset=UINT[32],
         dims=st.lists(
             st.tuples(st.integers(-(1 << 15), (1 << 15) - 1), UINT[16]), min_size=4, max_size=4
-        ).map(tuple),
+        ).map(_shortest),
         space=st.sampled_from(operand.spaces),
     )
 
