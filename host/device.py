@@ -649,6 +649,8 @@ class Device:
             )
         engine = Engine(fault.source)
         index, word = locate(engine, fault.pc), word_at(fault.pc)
+        if fault.code == ErrorCode.SEMAPHORE_OVERFLOW and not fault.pc:
+            index, word = None, b""  # an engine's update: from which instruction is not known
         named = fault.code not in (ErrorCode.RESERVED_BITS, ErrorCode.BUS_FETCH)
         return DeviceError(
             fault.code,

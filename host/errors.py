@@ -220,6 +220,9 @@ class DeviceError(MakaluError):
         where = f"{what} at {self.pc:#x}"
         if self.index is not None:
             where = f"{what} {self.index} at {self.pc:#x}"
+        if self.code == ErrorCode.SEMAPHORE_OVERFLOW:
+            # Engines do not know which instruction their updates came from.
+            where = f"semaphore {self.address}, {where if self.pc else 'by work that ended'}"
         text += f"\n  {where}"
         if self.field:
             text += f", field {self.field}"

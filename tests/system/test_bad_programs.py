@@ -335,7 +335,10 @@ def test_an_engine_whose_update_overflows_is_named(tiny, rng):
     one = Memset(dst=pattern(), update=Update(11, UpdateMode.ADD, 1))
     error = stopped(tiny, Raw({Engine.DVE: [full, one]}))
     assert (error.code, error.engine) == (ErrorCode.SEMAPHORE_OVERFLOW, Engine.DVE)
-    assert error.address == 11
+    assert (error.address, error.field) == (11, "update_semaphore")
+    # Which instruction it was is not known; none is blamed.
+    assert (error.index, error.instruction, error.source) == (None, "", "")
+    assert "semaphore 11, by work that ended" in str(error)
     start = DmaStart(
         table=0, first=0, engines_used=1, queue=1, count=0, update=Update(9, UpdateMode.ADD, 2)
     )
