@@ -169,3 +169,15 @@ def test_a_large_product_from_hbm_uses_the_array(small, rng):
 @pytest.mark.parametrize("mkn", [(1, 1000, 1), (1, 1000, 5), (3, 1000, 1), (1, 1, 1000)])
 def test_thin_products_are_right(small, rng, mkn):
     product(small, rng, *mkn)
+
+
+def test_what_ran_before_does_not_change_a_cycle(small, rng):
+    """Two DMA engines compete for HBM and for the groups of SBUF."""
+    a, b = (rng.standard_normal((48, 80)).astype(formats.BF16.dtype) for _ in range(2))
+    small.matmul(a, b.T)  # compiled and placed
+    small.matmul(a, b.T)
+    expected = small.last_run.counters
+    for m, k, n in ((1, 1, 1), (17, 5, 33), (3, 90, 16), (40, 16, 7)):
+        small.matmul(*(rng.standard_normal(shape).astype(np.float32) for shape in ((m, k), (k, n))))
+        small.matmul(a, b.T)
+        assert small.last_run.counters == expected, (m, k, n)
