@@ -66,7 +66,7 @@ class TensorInfo:
     name: str
     kind: str
     shape: tuple[int, ...]
-    dtype: object
+    dtype: formats.FloatFormat | formats.IntFormat
 
     @property
     def nbytes(self):
@@ -368,7 +368,7 @@ class Program:
 
     @classmethod
     def _from_sections(cls, sections, fingerprint):
-        def section(name, dtype=np.dtype(np.uint8), width=None):
+        def section(name, dtype: np.dtype = np.dtype(np.uint8), width=None):
             if name not in sections:
                 raise ProgramError(f"section {name!r} is missing; got {', '.join(sections)}")
             unit = dtype.itemsize * (width or 1)

@@ -10,7 +10,7 @@ import json
 import sys
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, overload
 
 import numpy as np
 import typer
@@ -93,8 +93,9 @@ def _errors():
     except MemoryError as error:
         fail(str(error) or "this machine has not enough memory", NO_MEMORY)
     except OSError as error:
-        named = error.strerror and error.filename
-        fail(f"{error.filename}: {error.strerror.lower()}" if named else error, WRONG_INPUT)
+        if error.strerror and error.filename:
+            fail(f"{error.filename}: {error.strerror.lower()}", WRONG_INPUT)
+        fail(error, WRONG_INPUT)
     except (DtypeError, ShapeError, ProgramError) as error:
         fail(error, WRONG_INPUT)
     except MakaluError as error:
@@ -190,6 +191,10 @@ def _config(name):
         raise typer.BadParameter(str(error), param_hint="--config") from None
 
 
+@overload
+def _dtype(name: str, option: str = ...) -> str: ...
+@overload
+def _dtype(name: None, option: str = ...) -> None: ...
 def _dtype(name, option="--dtype"):
     try:
         return name if name is None else format_of(name).name
@@ -246,6 +251,7 @@ def matmul(
         with _Bar(console) as bar, _open(machine, backend, hbm_mib, bar) as dev:
             product = dev.matmul(left, right, dtype=dtype, out_dtype=out_dtype, check=check)
             report, reason = dev.last_run, dev.backend_reason
+        assert report is not None, "it has run"
         save_array(out, product)
         if as_json:
             print(report.to_json(indent=1))
@@ -381,6 +387,7 @@ def demo(
     with _errors():
         console = _err()
         machine, choice = _config("SMALL" if config is None else config), _backend(backend)
+        reason = ""
         if backend == "auto":
             choice, reason = devices.choose("auto", machine)
         if config is None and (choice == "pysim" or (choice == "golden" and backend == "auto")):
@@ -495,6 +502,7 @@ def bench(
             for m, k, n in shapes:
                 a, b = rng.standard_normal((m, k)), rng.standard_normal((k, n))
                 dev.matmul(a, b, dtype=dtype, check=True)
+                assert dev.last_run is not None, "it has run"
                 rows.append({"m": m, "k": k, "n": n, "dtype": dtype, **dev.last_run.to_dict()})
         if as_json:
             print(json.dumps(rows, indent=1))

@@ -10,6 +10,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from ..rtl.arch.config import CoreConfig
 from ..rtl.arch.formats import BF16
 from .device import open_device
 from .lower import to_format
@@ -137,7 +138,7 @@ class DemoResult:
 
 
 def run_demo(
-    config="SMALL",
+    config: str | CoreConfig = "SMALL",
     backend="auto",
     *,
     images=256,

@@ -10,8 +10,10 @@ import threading
 import time
 import weakref
 from collections import OrderedDict
+from collections.abc import Callable
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -62,7 +64,9 @@ def _as_hbm(hbm, backend, config):
     raise TypeError(f"hbm must be an HbmConfig or a number of bytes, not {hbm!r}")
 
 
-def open_device(config="SMALL", backend="auto", *, hbm=None, progress=None, on_build=None):
+def open_device(
+    config: str | CoreConfig = "SMALL", backend="auto", *, hbm=None, progress=None, on_build=None
+):
     """Open a device.
 
     Parameters
@@ -389,19 +393,27 @@ class Device:
         Called after each program run with (name of the program, :class:`RunReport`).
     """
 
-    def __init__(self, config="SMALL", backend="auto", *, hbm=None, progress=None, on_build=None):
-        self._runner = None
+    def __init__(
+        self,
+        config: str | CoreConfig = "SMALL",
+        backend="auto",
+        *,
+        hbm=None,
+        progress=None,
+        on_build=None,
+    ):
+        self._runner: Any = None  # what the backend's module starts; None before and after
         self.config = _as_config(config)
         self.backend, self.backend_reason = devices.choose(backend, self.config)
         self.hbm = _as_hbm(hbm, self.backend, self.config)
         self.progress = progress
-        self.on_run = None
-        self.last_run = None
+        self.on_run: Callable[[str, RunReport], None] | None = None
+        self.last_run: RunReport | None = None
         self._memory = Allocator(self.hbm.size_bytes)
         self._tensors = weakref.WeakSet()
         self._programs = weakref.WeakSet()
         self._matmuls = OrderedDict()  # key: what was compiled; value: LoadedProgram
-        self._fault = None
+        self._fault: BaseException | str | None = None
         self._count = 0
         self._lock = threading.RLock()
         self._runner = devices.start(self.backend, self.config, self.hbm, on_build)
@@ -571,7 +583,7 @@ class Device:
             results = loaded.execute(dict(kernel.bind(args, kwargs)))
         finally:
             loaded.unload()
-        self.last_run.compile_s = compile_s
+        self._report.compile_s = compile_s
         outputs = tuple(results[name] for name in program.outputs)
         return outputs[0] if len(outputs) == 1 else outputs
 
@@ -600,6 +612,12 @@ class Device:
         )
         if self.on_run is not None:
             self.on_run(loaded.name, self.last_run)
+
+    @property
+    def _report(self):
+        """:attr:`last_run`, once a program has run."""
+        assert self.last_run is not None
+        return self.last_run
 
     def _explain(self, fault, queues, program):
         """A fault as an error that names instruction, field, source line and who waits."""
@@ -746,8 +764,8 @@ class Device:
             out = loaded.execute({names[0]: a, names[1]: b})
         finally:
             loaded.busy = False
-        self.last_run.compile_s = compile_s
-        report.add(self.last_run)
+        self._report.compile_s = compile_s
+        report.add(self._report)
         return out[loaded.outputs[0]]
 
     def _compile(self, a_shape, b_shape, fmts, out_fmt):

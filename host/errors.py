@@ -214,7 +214,9 @@ class DeviceError(MakaluError):
 
     def _message(self):
         is_dma = self.engine is None
-        who = f"DMA engine {self.dma_engine}" if is_dma else f"{self.engine.name} queue"
+        who = f"DMA engine {self.dma_engine}"
+        if self.engine is not None:
+            who = f"{self.engine.name} queue"
         text = f"{who} stopped with {self.code.name}: {MEANINGS.get(self.code, '')}"
         what = "descriptor" if is_dma else "instruction"
         where = f"{what} at {self.pc:#x}"

@@ -13,7 +13,7 @@ from types import ModuleType
 
 from ..firmware.nki import Kernel, KernelError
 from ..firmware.program import ProgramError
-from ..rtl.arch.formats import format_of
+from ..rtl.arch.formats import FloatFormat, format_of
 from .errors import DtypeError, FileFormatError, KernelFileError, MakaluError, UsageError
 from .files import load_array
 
@@ -180,7 +180,7 @@ def argument(text, *, dtype, rng):
             fmt = format_of(match[2] or dtype or "fp32")
         except TypeError as error:
             raise DtypeError(f"{text}: {error}") from None
-        if fmt.is_float:
+        if isinstance(fmt, FloatFormat):
             return fmt.encode(rng.standard_normal(shape))
         return fmt.encode(rng.integers(max(fmt.min, -100), 100, shape))
     for kind in (int, float):

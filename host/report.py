@@ -195,7 +195,7 @@ class RunReport:
         yield table
         if self.cycles:
             yield ""
-            yield from self._bars()
+            yield from self._bars(self.cycles)
 
     def _lines(self):
         yield "machine", f"{self.config} ({self.rows} x {self.cols}) on {self.backend}"
@@ -223,7 +223,7 @@ class RunReport:
             took += f", build {self.build_s:.1f} s"
         yield "simulation", took
 
-    def _bars(self):
+    def _bars(self, whole):
         from rich.progress_bar import ProgressBar
         from rich.table import Table
 
@@ -233,7 +233,7 @@ class RunReport:
         table.add_column(justify="right")
 
         def bar(label, cycles, style):
-            share = min(max(cycles / self.cycles, 0.0), 1.0)
+            share = min(max(cycles / whole, 0.0), 1.0)
             table.add_row(
                 label,
                 ProgressBar(
@@ -248,7 +248,7 @@ class RunReport:
         for engine, cycles in self.engines.items():
             bar(f"  {engine.upper()} busy", cycles, "green")
         worst = sorted(self.stalls.items(), key=lambda item: -item[1])
-        worst = [item for item in worst if item[1] >= 0.005 * self.cycles][:8]
+        worst = [item for item in worst if item[1] >= 0.005 * whole][:8]
         if worst:
             table.add_row("[bold]waiting[/bold]", "", "")
         for name, cycles in worst:

@@ -681,6 +681,7 @@ class GoldenCore:
 
     def _blocked(self, queue):
         i = self._failing_wait(queue.instruction)
+        assert i is not None, "something blocks the queue"
         wait = queue.instruction.waits[i]
         return Blocked(
             queue.engine, queue.pc, queue.issued, i, wait.mode, wait.semaphore, wait.value,

@@ -5,7 +5,9 @@ Amaranth's next release changes this interface; then this is the file to change.
 
 import random
 from contextlib import nullcontext
+from typing import Any
 
+from amaranth.hdl import ClockDomain
 from amaranth.sim import Simulator
 
 __all__ = ["PAUSES", "Stepper", "get", "monitor", "pauses", "put", "simulate"]
@@ -171,13 +173,13 @@ class Stepper:
     domain : :class:`str` or :class:`amaranth.hdl.ClockDomain`
     """
 
-    def __init__(self, dut, *, domain="sync"):
-        self._ctx = None
+    def __init__(self, dut, *, domain: str | ClockDomain = "sync"):
+        self._ctx: Any = None  # the simulator's context, once the testbench has it
 
         async def seize(ctx):
             self._ctx = ctx
 
-        self._sim = Simulator(dut)
+        self._sim: Any = Simulator(dut)  # the type stubs lack parts of it
         self._sim.add_clock(_PERIOD, domain=domain)
         self._sim.add_testbench(seize)
         # One advance runs what is due at one point in time: the start, then the clock's rise and

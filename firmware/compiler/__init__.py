@@ -197,13 +197,13 @@ def _encode_queue(engine, queue, table, updating, slots, plans, first_descriptor
 def _stats(trace, config, instrs, plans):
     macs = passes = 0
     counts = {}
-    weights = None
+    weights = 0  # elements that the array holds
     for ins in instrs:
         counts[ins.kind] = counts.get(ins.kind, 0) + 1
         if ins.kind == schedule.LOADSTATIONARY:
-            weights = ins.src
+            weights = ins.src.count * ins.src.elements
         elif ins.kind == schedule.MATMULMOVING:
-            passes += weights.count * weights.elements * ins.src.elements
+            passes += weights * ins.src.elements
     for op in trace.ops:
         if op.kind == schedule.MATMUL:
             macs += op.src.count * op.src.elements * op.moving.elements

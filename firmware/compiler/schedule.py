@@ -198,11 +198,12 @@ def regions(trace, instrs):
                 else:
                     everything.append(region)
             continue
+        within = kind == TENSORCOPY and ins.src.storage is ins.dst.storage
         if ins.src is not None:
             ins.reads = (_chip_region(ins.src, cache),)
         if ins.dst is not None:
             ins.writes = (_chip_region(ins.dst, cache),)
-        if kind == TENSORCOPY and ins.src.storage is ins.dst.storage:
+        if within:
             (src,), (dst,) = ins.reads, ins.writes
             if src is not dst and _share_bytes(src, dst):
                 raise _overlap_error(trace, ins)
@@ -270,7 +271,7 @@ def insert_waits(trace, instrs, sizes, semaphores):
     instructions that update them; returned is the set of instructions (by position) that do.
     """
     memories = {memory: [None] * size for memory, size in sizes.items()}
-    zero = (0,) * semaphores.count
+    zero: tuple[int, ...] = (0,) * semaphores.count
     know = dict.fromkeys(Engine, zero)
     issue_know = [zero] * len(instrs)
     coordinate, value = [0] * len(instrs), [0] * len(instrs)

@@ -333,6 +333,7 @@ def matmul_reference(a, b, rows, out_dtype=None, a_dtype=None, b_dtype=None):
                             new = np.where(live, new, acc)
                         acc = new
                     total = acc if total is None else total + acc
+    assert total is not None, "K is at least 1"
     total = np.where(np.isnan(total), np.float32(np.nan), total)
     return total if out_fmt is formats.FP32 else out_fmt.encode(total)
 

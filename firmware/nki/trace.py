@@ -6,7 +6,9 @@ import inspect
 import linecache
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import overload
 
 from ...rtl.arch import formats
 from ...rtl.arch.config import TRN, CoreConfig, named_config
@@ -160,7 +162,7 @@ def _as_config(config):
 
 def _raised_by_language(error):
     """Line of the kernel where a view raised ``error``; ``None`` for the kernel's own errors."""
-    place, frame = None, error.__traceback__
+    place, frame, inside = None, error.__traceback__, False
     while frame is not None:
         name = frame.tb_frame.f_code.co_filename
         inside = name.startswith(_HERE)
@@ -177,6 +179,8 @@ class Kernel:
     program, :meth:`trace` for the record before compilation. Called with arrays it runs on the
     device that the host has installed; called inside another kernel it is inlined.
     """
+
+    __name__: str  # the function's, like its other attributes
 
     def __init__(self, function):
         self.function = function
@@ -301,6 +305,10 @@ class Kernel:
                 gc.enable()
 
 
+@overload
+def jit(function: Callable, **options) -> Kernel: ...
+@overload
+def jit(function: None = None, **options) -> type[Kernel]: ...
 def jit(function=None, **options):
     """Make a function a :class:`Kernel`. Options of the real decorator are accepted and ignored."""
     del options

@@ -29,7 +29,13 @@ class GoldenRunner:
     build_s = 0.0
 
     def __init__(self, config, hbm):
-        self.core = GoldenCore(config, hbm.size_bytes)
+        self._core: GoldenCore | None = GoldenCore(config, hbm.size_bytes)
+
+    @property
+    def core(self):
+        """The model; not to be asked for after :meth:`close`."""
+        assert self._core is not None
+        return self._core
 
     def hbm_write(self, address, data):
         """Put bytes into HBM."""
@@ -42,12 +48,7 @@ class GoldenRunner:
 
     def run(self, queues, progress=None):
         """Run the queues; counters, as far as they need no clock."""
-        report = None
-        if progress is not None:
-
-            def report(issued, total):
-                progress(issued, total, None)
-
+        report = None if progress is None else lambda done, total: progress(done, total, None)
         try:
             return dict(self.core.run(queues, progress=report))
         except GoldenError as error:
@@ -91,4 +92,4 @@ class GoldenRunner:
 
     def close(self):
         """Let go of the memories."""
-        self.core = None
+        self._core = None

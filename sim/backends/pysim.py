@@ -37,22 +37,28 @@ class PysimMachine(BaseMachine):
         self.config = config
         self.hbm = HbmConfig() if hbm is None else hbm
         self.top = SimTop(config=config, hbm=self.hbm)
-        self._stepper = Stepper(self.top, domain=self.top.sync_domain)
+        self._stepper: Stepper | None = Stepper(self.top, domain=self.top.sync_domain)
         self._array_memory = self.top.hbm.data
         self.build_s = time.perf_counter() - start
 
     @property
+    def _open(self):
+        if self._stepper is None:
+            raise RuntimeError("the machine is closed")
+        return self._stepper
+
+    @property
     def cycles(self):
         """Clock cycles simulated so far."""
-        return self._stepper.cycles
+        return self._open.cycles
 
     def peek(self, signal):
         """Return what a signal of :attr:`top` is."""
-        return self._stepper.get(signal)
+        return self._open.get(signal)
 
     def step(self, cycles):
         """Let ``cycles`` cycles pass."""
-        self._stepper.step(cycles)
+        self._open.step(cycles)
 
     def close(self):
         """Free the machine; may be called twice."""
@@ -62,7 +68,7 @@ class PysimMachine(BaseMachine):
 
     def reg_write(self, address, value):
         """Write a register."""
-        bus, s = self.top.host, self._stepper
+        bus, s = self.top.host, self._open
         s.set(bus.awaddr, address)
         s.set(bus.wdata, value)
         s.set(bus.wstrb, 0b1111)
@@ -87,7 +93,7 @@ class PysimMachine(BaseMachine):
 
     def reg_read(self, address):
         """Return what a register holds."""
-        bus, s = self.top.host, self._stepper
+        bus, s = self.top.host, self._open
         s.set(bus.araddr, address)
         s.set(bus.arvalid, 1)
         s.set(bus.rready, 1)
@@ -117,13 +123,13 @@ class PysimMachine(BaseMachine):
     # Back doors -----------------------------------------------------------------------------------
 
     def _bytes(self, memory, row_bytes, first=0, count=None):
-        rows = self._stepper.memory_read(memory, first, memory.depth if count is None else count)
+        rows = self._open.memory_read(memory, first, memory.depth if count is None else count)
         blob = b"".join(row.to_bytes(row_bytes, "little") for row in rows)
         return np.frombuffer(blob, np.uint8)
 
     def _set_bytes(self, memory, row_bytes, contents, first=0):
         blob = contents.tobytes()
-        self._stepper.memory_write(
+        self._open.memory_write(
             memory,
             first,
             [
