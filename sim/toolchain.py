@@ -26,7 +26,7 @@ import platformdirs
 
 __all__ = [
     "BuildError", "ToolMissing", "Verilator", "build_verilated", "cache_dir", "cached", "find_cc",
-    "find_clang_cxx", "find_cxx", "find_verilator", "first_link", "hash_of", "processor", "run_all",
+    "find_clang_cc", "find_clang_cxx", "find_cxx", "find_verilator", "first_link", "hash_of", "processor", "run_all",
     "runtime_objects",
     "target_flags", "tool_version", "verilate_into",
 ]  # fmt: skip
@@ -106,6 +106,20 @@ def find_cc():
     :exc:`ToolMissing`
     """
     return _find_compiler("CC", ("cc", "gcc", "clang"), "cc")
+
+
+def find_clang_cc():
+    """Return the command of the C compiler that makes the fastest models.
+
+    ``CC`` if set, else the clang in the ``ziglang`` package, else what :func:`find_cc` finds.
+
+    Raises
+    ------
+    :exc:`ToolMissing`
+    """
+    if not os.environ.get("CC", "").strip() and _has_module("ziglang"):
+        return [sys.executable, "-m", "ziglang", "cc"]
+    return find_cc()
 
 
 @functools.cache

@@ -30,7 +30,7 @@ from ..errors import MakaluError, ToolMissing
 
 __all__ = ["BACKENDS", "Fault", "QueueState", "choose", "default_hbm", "missing", "start"]
 
-BACKENDS = ("verilator", "pysim", "golden")
+BACKENDS = ("native", "verilator", "pysim", "golden")
 """Names, in the order in which ``auto`` considers them."""
 
 PYSIM_ROWS = 8
@@ -98,6 +98,7 @@ def choose(name, config):
             reason = f"too slow for a {config.rows} x {config.cols} array"
         if reason is None:
             why = {
+                "native": "the fastest simulation of the hardware",
                 "verilator": "the fastest simulation of the hardware that can be built here",
                 "pysim": "simulates the hardware without a compiler",
                 "golden": "the functional model: same numbers, no cycles",

@@ -1,0 +1,1 @@
+"""A simulator of its own: Amaranth designs as C that loops over lanes."""

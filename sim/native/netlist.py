@@ -1,0 +1,524 @@
+"""Yosys' word-level netlist: modules that occur often become lanes, everything else one flat rest.
+
+A *context* is a set of cells that are evaluated together: context 0 is the rest, each further one a
+*group* of equal instances, its lanes. Every bit of the flat design has a number; a :class:`Value` is
+what one output of one cell makes, for all lanes of its context.
+"""
+
+import hashlib
+import json
+from dataclasses import dataclass, field
+
+import numpy as np
+
+__all__ = ["Cell", "Context", "Group", "Memory", "Netlist", "Unsupported", "Value", "flatten"]
+
+CONST0, CONST1 = -1, -2
+"""Numbers of constant bits."""
+
+MIN_LANES = 8
+"""Fewest instances that make a group."""
+
+MIN_CELLS = 8
+MAX_CELLS = 700
+"""Size of a lane in cells, everything in it included."""
+
+CLOCKED = {"$dff", "$dffe", "$sdff", "$sdffe", "$sdffce"}
+COMBINATIONAL = {
+    "$add", "$and", "$div", "$divfloor", "$eq", "$ge", "$gt", "$le", "$logic_and", "$logic_not",
+    "$logic_or", "$lt", "$mod", "$modfloor", "$mul", "$mux", "$ne", "$neg", "$not", "$or", "$pmux",
+    "$pos", "$reduce_and", "$reduce_bool", "$reduce_or", "$reduce_xnor", "$reduce_xor", "$shift",
+    "$shiftx", "$shl", "$shr", "$sshl", "$sshr", "$sub", "$xnor", "$xor", "$eqx", "$nex", "$bmux",
+}  # fmt: skip
+IGNORED = {"$scopeinfo", "$print", "$check"}
+
+
+class Unsupported(ValueError):
+    """The design has something that cannot be simulated; the message names it and its source."""
+
+
+@dataclass(eq=False)
+class Value:
+    """A word: the output of a cell, a register, the data of a memory's read port, or an input."""
+
+    number: int
+    context: int
+    width: int
+    kind: str  # "comb", "reg", "read", "input", "extern"
+    name: str
+    init: int = 0
+
+
+@dataclass(eq=False)
+class Cell:
+    """A cell of a context: ``inputs`` are arrays of bit numbers, ``output`` its value."""
+
+    kind: str
+    inputs: dict
+    output: Value | None
+    signed: dict
+    name: str
+    source: str = ""
+
+
+@dataclass(eq=False)
+class Memory:
+    """A memory of a context, one per lane."""
+
+    context: int
+    name: str
+    width: int
+    depth: int
+    init: bytes | None
+    reads: list = field(default_factory=list)  # (addr, en | None, Value, transparent ports, clocked)
+    writes: list = field(default_factory=list)  # (addr, en per bit, data)
+
+
+@dataclass(eq=False)
+class Context:
+    """Cells evaluated together."""
+
+    number: int
+    name: str
+    lanes: int
+    cells: list = field(default_factory=list)
+    memories: list = field(default_factory=list)
+    paths: list = field(default_factory=list)
+    """Path of each lane in the hierarchy."""
+
+
+@dataclass(eq=False)
+class Group(Context):
+    """Equal instances. ``ports`` maps an input of the module to its own bits; ``binding`` holds,
+    per input, the bits of the surroundings: int array [lanes, width]."""
+
+    ports: dict = field(default_factory=dict)
+    binding: dict = field(default_factory=dict)
+
+
+@dataclass(eq=False)
+class Netlist:
+    """A flat design.
+
+    ``value_of``, ``offset_of`` and ``lane_of`` say for each bit what it is: index of a value, which
+    of its bits, of which lane. ``outputs`` maps the top's outputs to bits; ``externs`` are instances
+    of modules that were not given.
+    """
+
+    contexts: list
+    values: list
+    value_of: np.ndarray
+    offset_of: np.ndarray
+    lane_of: np.ndarray
+    inputs: dict
+    outputs: dict
+    externs: list
+    names: dict
+
+
+# Reading ------------------------------------------------------------------------------------------
+
+
+def _number(text):
+    return int(text.replace("x", "0").replace("z", "0"), 2) if isinstance(text, str) else int(text)
+
+
+def _source(cell):
+    return cell.get("attributes", {}).get("src", "")
+
+
+def _shape_of(module, known):
+    """A text that equal modules share, whatever their names and the names in them."""
+    numbers = {}
+
+    def canonical(bits):
+        return [
+            bit if isinstance(bit, str) else numbers.setdefault(bit, len(numbers)) for bit in bits
+        ]
+
+    parts = [[(n, p["direction"], canonical(p["bits"])) for n, p in module["ports"].items()]]
+    for cell in module["cells"].values():
+        if cell["type"] in IGNORED:
+            continue
+        parameters = {k: v for k, v in cell["parameters"].items() if k != "MEMID"}
+        wires = [(n, canonical(bits)) for n, bits in cell["connections"].items()]
+        parts.append([known.get(cell["type"], cell["type"]), sorted(parameters.items()), wires])
+    for net in module["netnames"].values():
+        if "init" in net["attributes"]:
+            pairs = zip(net["bits"], reversed(net["attributes"]["init"]), strict=False)
+            parts.append(sorted((str(numbers.get(bit, "")), value) for bit, value in pairs))
+    return json.dumps(parts)
+
+
+def _same(modules, order):
+    """The first module of each kind, by name; ``order`` has the innermost first."""
+    known, first = {}, {}
+    for name in order:
+        shape = hashlib.sha256(_shape_of(modules[name], known).encode()).hexdigest()
+        known[name] = first.setdefault(shape, name)
+    return known
+
+
+class _Flattener:
+    def __init__(self, modules, top, min_lanes, max_cells, banned):
+        self.modules, self.top = modules, top
+        order, seen = [], set()
+
+        def visit(name):
+            if name in seen:
+                return
+            seen.add(name)
+            for cell in modules[name]["cells"].values():
+                if cell["type"] in modules:
+                    visit(cell["type"])
+            order.append(name)
+
+        visit(top)
+        self.kind = _same(modules, order)
+        self.size, self.count = {}, dict.fromkeys(order, 0)
+        for name in order:
+            self.size[name] = sum(
+                self.size[cell["type"]] if cell["type"] in modules else 1
+                for cell in modules[name]["cells"].values()
+                if cell["type"] not in IGNORED
+            )
+        self.count[self.kind[top]] = 1
+        totals = dict.fromkeys(order, 0)
+        totals[top] = 1
+        for name in reversed(order):
+            for cell in modules[name]["cells"].values():
+                if cell["type"] in modules:
+                    totals[cell["type"]] += totals[name]
+        for name in order:
+            if name != top:
+                self.count[self.kind[name]] += totals[name]
+        self.is_group = {
+            name: name != top
+            and self.kind[name] not in banned
+            and self.count[self.kind[name]] >= min_lanes
+            and MIN_CELLS <= self.size[name] <= max_cells
+            for name in order
+        }
+        self.values, self.externs = [], []
+        self.value_of, self.offset_of, self.lane_of = [], [], []
+        self.rest = Context(0, top, 1)
+        self.contexts = [self.rest]
+        self.groups = {}
+        self.aliases = {}
+        self.pending = []
+        self.names = {}
+
+    def bits(self, count):
+        """Numbers for ``count`` new bits."""
+        first = len(self.value_of)
+        self.value_of += [-1] * count
+        self.offset_of += [0] * count
+        self.lane_of += [0] * count
+        return range(first, first + count)
+
+    def value(self, context, width, kind, name, init=0):
+        value = Value(len(self.values), context.number, width, kind, name, init)
+        self.values.append(value)
+        return value
+
+    def drive(self, bits, value):
+        for offset, bit in enumerate(bits):
+            if bit >= 0:
+                self.value_of[bit], self.offset_of[bit] = value.number, offset
+
+    def module(self, name, context, ports, path, allow_groups=True):
+        """Put an instance of a module into a context; ``ports`` maps its bits to bit numbers."""
+        module = self.modules[name]
+        numbers = dict(ports)
+        fresh = set()
+        for net in module["netnames"].values():
+            fresh.update(bit for bit in net["bits"] if not isinstance(bit, str))
+        for cell in module["cells"].values():
+            for bits in cell["connections"].values():
+                fresh.update(bit for bit in bits if not isinstance(bit, str))
+        fresh = sorted(fresh - numbers.keys())
+        numbers.update(zip(fresh, self.bits(len(fresh)), strict=True))
+
+        def bits(raw):
+            return [
+                numbers[bit]
+                if not isinstance(bit, str)
+                else (CONST1 if bit == "1" else CONST0)
+                for bit in raw
+            ]
+
+        inits = {}
+        for label, net in module["netnames"].items():
+            if "init" in net["attributes"]:
+                for bit, init in zip(net["bits"], reversed(net["attributes"]["init"]), strict=False):
+                    if init == "1" and not isinstance(bit, str):
+                        inits[bit] = 1
+            if not net.get("hide_name"):
+                self.names.setdefault(f"{path}.{label}", (context.number, bits(net["bits"])))
+        labels = {}
+        for label, net in module["netnames"].items():
+            if not net.get("hide_name"):
+                for bit in net["bits"]:
+                    labels.setdefault(bit, label)
+        for label, cell in module["cells"].items():
+            kind, wires = cell["type"], cell["connections"]
+            where = f"{path}.{label}"
+            if kind in IGNORED:
+                continue
+            if kind in self.modules:
+                inner = {n: bits(raw) for n, raw in wires.items()}
+                if allow_groups and self.is_group[kind]:
+                    self.lane(kind, inner, where)
+                else:
+                    self.instance(kind, context, inner, where, allow_groups)
+            elif kind in CLOCKED or kind in COMBINATIONAL:
+                out = "Q" if kind in CLOCKED else "Y"
+                raw = wires[out]
+                init = sum(inits.get(bit, 0) << i for i, bit in enumerate(raw))
+                if kind in CLOCKED:
+                    if _number(cell["parameters"]["CLK_POLARITY"]) != 1:
+                        raise Unsupported(f"{where} {_source(cell)}: clocked by the falling edge")
+                name = next((labels[bit] for bit in raw if bit in labels), label)
+                value = self.value(
+                    context, len(raw), "reg" if kind in CLOCKED else "comb", f"{path}.{name}", init
+                )
+                self.drive(bits(raw), value)
+                parameters = cell["parameters"]
+                context.cells.append(
+                    Cell(
+                        kind,
+                        {n: bits(b) for n, b in wires.items() if n != out},
+                        value,
+                        {n: _number(v) for n, v in parameters.items() if "WIDTH" not in n},
+                        where,
+                        _source(cell),
+                    )
+                )
+            elif kind == "$mem_v2":
+                self.memory(cell, context, bits, where)
+            elif kind.startswith("$"):
+                raise Unsupported(f"{where} {_source(cell)}: cell {kind} is not supported")
+            else:
+                if context.number:
+                    raise Unsupported(f"{where}: {kind} is not defined and stands in a lane")
+                self.extern(kind, cell, context, bits, where)
+
+    def instance(self, kind, context, wires, path, allow_groups):
+        ports, joins = {}, []
+        for name, port in self.modules[kind]["ports"].items():
+            outer = wires.get(name)
+            if outer is None:
+                outer = list(self.bits(len(port["bits"])))
+            for inner, bit in zip(port["bits"], outer, strict=True):
+                if port["direction"] == "input":
+                    if not isinstance(inner, str):
+                        ports[inner] = bit
+                else:
+                    joins.append((bit, inner))
+        drives = []
+        for bit, inner in joins:
+            if isinstance(inner, str):
+                self.aliases[bit] = CONST1 if inner == "1" else CONST0
+            elif inner in ports:  # straight through, or twice
+                if bit != ports[inner]:
+                    self.aliases[bit] = ports[inner]
+            else:
+                ports[inner] = bit
+                drives.append(inner)
+        self.module(kind, context, ports, path, allow_groups)
+
+    def lane(self, kind, wires, path):
+        kind = self.kind[kind]
+        group = self.groups.get(kind)
+        if group is None:
+            group = Group(len(self.contexts), kind, 0)
+            self.groups[kind] = group
+            self.contexts.append(group)
+            ports = {}
+            for name, port in self.modules[kind]["ports"].items():
+                if port["direction"] == "input":
+                    own = list(self.bits(len(port["bits"])))
+                    ports.update(zip(port["bits"], own, strict=True))
+                    group.ports[name] = own
+            group.binding = {name: [] for name in group.ports}
+            self.module(kind, group, ports, f"<{kind}>", allow_groups=False)
+            inner = dict(ports)
+            group.outputs = {}
+            names = {n: port["bits"] for n, port in self.modules[kind]["ports"].items()}
+            context_bits = self.names
+            for name, port in self.modules[kind]["ports"].items():
+                if port["direction"] == "output":
+                    number, own = context_bits[f"<{kind}>.{name}"]
+                    assert number == group.number
+                    group.outputs[name] = own
+            del inner, names
+        lane = group.lanes
+        group.lanes += 1
+        group.paths.append(path)
+        for name, own in group.ports.items():
+            group.binding[name].append(wires.get(name) or [CONST0] * len(own))
+        for name, own in group.outputs.items():
+            if name in wires:
+                self.pending += [
+                    (bit, group, lane, inner)
+                    for bit, inner in zip(wires[name], own, strict=True)
+                    if bit >= 0
+                ]
+
+    def memory(self, cell, context, bits, path):
+        p, wires = cell["parameters"], cell["connections"]
+        width, size = _number(p["WIDTH"]), _number(p["SIZE"])
+        abits = _number(p["ABITS"])
+        init = p["INIT"]
+        contents = None
+        if "1" in init:
+            contents = [
+                _number(init[len(init) - (i + 1) * width : len(init) - i * width])
+                for i in range(len(init) // width)
+            ]
+        name = path.rpartition(".")[0] if context.number == 0 else path
+        memory = Memory(context.number, name, width, size, contents)
+        if _number(p["OFFSET"]):
+            raise Unsupported(f"{path} {_source(cell)}: memory with an offset")
+        writes, reads = _number(p["WR_PORTS"]), _number(p["RD_PORTS"])
+
+        def flag(parameter, i):
+            text = p[parameter]
+            return text[len(text) - 1 - i] == "1"
+
+        for i in range(writes):
+            if not flag("WR_CLK_ENABLE", i) or not flag("WR_CLK_POLARITY", i):
+                raise Unsupported(f"{path} {_source(cell)}: write port without a rising clock")
+            if flag("WR_WIDE_CONTINUATION", i):
+                raise Unsupported(f"{path} {_source(cell)}: wide port")
+            memory.writes.append(
+                (
+                    bits(wires["WR_ADDR"][i * abits : (i + 1) * abits]),
+                    bits(wires["WR_EN"][i * width : (i + 1) * width]),
+                    bits(wires["WR_DATA"][i * width : (i + 1) * width]),
+                )
+            )
+        for i in range(reads):
+            clocked = flag("RD_CLK_ENABLE", i)
+            if clocked and not flag("RD_CLK_POLARITY", i):
+                raise Unsupported(f"{path} {_source(cell)}: read port at the falling edge")
+            if flag("RD_WIDE_CONTINUATION", i):
+                raise Unsupported(f"{path} {_source(cell)}: wide port")
+            for reset in ("RD_ARST", "RD_SRST"):
+                if wires[reset][i] != "0":
+                    raise Unsupported(f"{path} {_source(cell)}: read port with a reset")
+            raw = wires["RD_DATA"][i * width : (i + 1) * width]
+            text = p["RD_INIT_VALUE"][::-1][i * width : (i + 1) * width][::-1]
+            value = self.value(
+                context, width, "read" if clocked else "comb", f"{path}.data{i}", _number(text)
+            )
+            self.drive(bits(raw), value)
+            mask = [flag("RD_TRANSPARENCY_MASK", i * writes + w) for w in range(writes)]
+            memory.reads.append(
+                (
+                    bits(wires["RD_ADDR"][i * abits : (i + 1) * abits]),
+                    bits(wires["RD_EN"][i : i + 1]),
+                    value,
+                    mask,
+                    clocked,
+                )
+            )
+        context.memories.append(memory)
+
+    def extern(self, kind, cell, context, bits, path):
+        ports = {}
+        directions = cell.get("port_directions", {})
+        for name, raw in cell["connections"].items():
+            if directions.get(name) == "output":
+                value = self.value(context, len(raw), "extern", f"{path}.{name}")
+                self.drive(bits(raw), value)
+                ports[name] = value
+            else:
+                ports[name] = bits(raw)
+        self.externs.append((kind, path, ports))
+
+    def finish(self):
+        top = self.modules[self.top]
+        ports, inputs = {}, {}
+        for name, port in top["ports"].items():
+            if port["direction"] == "input":
+                own = self.bits(len(port["bits"]))
+                value = self.value(self.rest, len(own), "input", name)
+                self.drive(own, value)
+                inputs[name] = value
+                ports.update(zip(port["bits"], own, strict=True))
+        self.module(self.top, self.rest, ports, self.top)
+        outputs = {
+            name: np.array(self.names[f"{self.top}.{name}"][1])
+            for name, port in top["ports"].items()
+            if port["direction"] == "output"
+        }
+        self.resolve()
+        return Netlist(
+            self.contexts, self.values, np.array(self.value_of), np.array(self.offset_of),
+            np.array(self.lane_of), inputs, outputs, self.externs, self.names,
+        )  # fmt: skip
+
+    def resolve(self):
+        """Say for each bit what drives it: bits that lanes drive, and aliases."""
+        owner = {}  # input bit of a group -> (group, port, index)
+        for group in self.groups.values():
+            for name, own in group.ports.items():
+                for i, bit in enumerate(own):
+                    owner[bit] = (group, name, i)
+        # An output of a lane is a value of the group, a constant, or an input straight through.
+        for bit, group, lane, inner in self.pending:
+            seen = 0
+            while inner in self.aliases:
+                inner = self.aliases[inner]
+                seen += 1
+                if seen > 1 << 20:
+                    raise Unsupported("a loop without a cell in it")
+            if inner < 0:
+                self.aliases[bit] = inner
+            elif inner in owner:
+                _, name, i = owner[inner]
+                self.aliases[bit] = group.binding[name][lane][i]
+            elif self.value_of[inner] >= 0:
+                self.value_of[bit] = self.value_of[inner]
+                self.offset_of[bit] = self.offset_of[inner]
+                self.lane_of[bit] = lane
+            else:
+                self.aliases[bit] = CONST0
+        for bit in list(self.aliases):
+            path = []
+            end = bit
+            while end in self.aliases:
+                path.append(end)
+                end = self.aliases[end]
+                if len(path) > 1 << 20:
+                    raise Unsupported("a loop without a cell in it")
+            for step in path:
+                self.aliases[step] = end
+            if end < 0:
+                self.value_of[bit] = end
+            else:
+                self.value_of[bit] = self.value_of[end]
+                self.offset_of[bit] = self.offset_of[end]
+                self.lane_of[bit] = self.lane_of[end]
+        self.owner = owner
+        # What nothing drives is 0; inputs of lanes keep their own numbers.
+        for bit, value in enumerate(self.value_of):
+            if value == -1 and bit not in owner:
+                self.value_of[bit] = CONST0
+        for group in self.groups.values():
+            for name, own in group.ports.items():
+                value = self.value(group, len(own), "port", f"<{group.name}>.{name}")
+                group.ports[name] = value
+                for offset, bit in enumerate(own):
+                    self.value_of[bit] = value.number
+                    self.offset_of[bit] = offset
+            group.binding = {
+                name: np.array(rows, dtype=np.int64).reshape(group.lanes, -1)
+                for name, rows in group.binding.items()
+            }
+
+
+def flatten(modules, top, *, min_lanes=MIN_LANES, max_cells=MAX_CELLS, banned=()):
+    """Return the :class:`Netlist` of a design as Yosys writes it as JSON."""
+    return _Flattener(modules, top, min_lanes, max_cells, banned).finish()
