@@ -16,7 +16,7 @@ from ...rtl.verilog import to_rtlil
 from .. import memory, native, toolchain
 from ..memory import ARRAY, HbmSettings
 from ..native.model import Model, Simulation, compile_netlist, netlist_of
-from ..native.netlist import Value
+from ..native.netlist import Extern, Value
 from ..top import SimTop
 from .base import BUSY, STATUS, BaseMachine
 
@@ -57,6 +57,9 @@ def _hbm_array(emitter, number, ports):
                 f"if ({stem}_en_0) hbm_write(s, {stem}_addr_0, {stem}_data_0, {stem}_en_0);"
             )
     return " ".join(lines)
+
+
+_ARRAY = Extern(lambda name: re.fullmatch(r"r\d+_data", name) is not None, _hbm_array)
 
 
 @cache
@@ -100,7 +103,7 @@ def build(config, *, progress=None):
         modules = netlist_of(design.text, _TOP)
         report("compiling", 0.5)
         compile_netlist(
-            work, modules, _TOP, externs={ARRAY: _hbm_array}, prelude=_HBM,
+            work, modules, _TOP, externs={ARRAY: _ARRAY}, prelude=_HBM,
             glue=_GLUE.read_text(), cc=cc,
         )  # fmt: skip
         report("built", 1.0)

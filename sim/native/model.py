@@ -33,11 +33,13 @@ def netlist_of(text, top):
     return json.loads(done)["modules"]
 
 
-def _plan(modules, top, min_lanes, max_cells):
+def _plan(modules, top, min_lanes, max_cells, externs):
     """Netlist and schedule; a group that makes a loop is taken apart."""
     banned = set()
     while True:
-        netlist = flatten(modules, top, min_lanes=min_lanes, max_cells=max_cells, banned=banned)
+        netlist = flatten(
+            modules, top, min_lanes=min_lanes, max_cells=max_cells, banned=banned, externs=externs
+        )
         try:
             return netlist, schedule(netlist)
         except LoopError as error:
@@ -52,7 +54,8 @@ def compile_netlist(
 ):  # fmt: skip
     """Write ``model.c``, ``model.json`` and ``model.so`` into a folder."""
     work = Path(work)
-    netlist, plan = _plan(modules, top, min_lanes, max_cells)
+    externs = externs or {}
+    netlist, plan = _plan(modules, top, min_lanes, max_cells, externs)
     emitter = Emitter(netlist, plan)
     text = emitter.write(externs=externs, prelude=prelude, glue=glue)
     (work / "model.c").write_text(text)

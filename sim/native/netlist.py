@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-__all__ = ["Cell", "Context", "Group", "Memory", "Netlist", "Unsupported", "Value", "flatten"]
+__all__ = ["Cell", "Context", "Extern", "Group", "Memory", "Netlist", "Unsupported", "Value", "flatten"]
 
 CONST0, CONST1 = -1, -2
 """Numbers of constant bits."""
@@ -35,6 +35,23 @@ IGNORED = {"$scopeinfo", "$print", "$check"}
 
 class Unsupported(ValueError):
     """The design has something that cannot be simulated; the message names it and its source."""
+
+
+@dataclass(frozen=True)
+class Extern:
+    """What stands in for a module that is not given: C that runs once per rising edge.
+
+    Attributes
+    ----------
+    is_output : callable(:class:`str`)
+        Whether the port of that name is an output; outputs change at the edge only.
+    code : callable(emitter, number, ports)
+        Returns C that reads the inputs of the instance, as they were before the edge, as
+        ``s->eNUMBER_PORT_WORD``, and sets its outputs.
+    """
+
+    is_output: object
+    code: object
 
 
 @dataclass(eq=False)
@@ -160,8 +177,9 @@ def _same(modules, order):
 
 
 class _Flattener:
-    def __init__(self, modules, top, min_lanes, max_cells, banned):
+    def __init__(self, modules, top, min_lanes, max_cells, banned, externs):
         self.modules, self.top = modules, top
+        self.known = externs
         order, seen = [], set()
 
         def visit(name):
@@ -427,9 +445,12 @@ class _Flattener:
 
     def extern(self, kind, cell, context, bits, path):
         ports = {}
-        directions = cell.get("port_directions", {})
+        if kind not in self.known:
+            raise Unsupported(
+                f"{path} {_source(cell)}: module {kind} is not defined; give an Extern for it"
+            )
         for name, raw in cell["connections"].items():
-            if directions.get(name) == "output":
+            if self.known[kind].is_output(name):
                 value = self.value(context, len(raw), "extern", f"{path}.{name}")
                 self.drive(bits(raw), value)
                 ports[name] = value
@@ -519,6 +540,6 @@ class _Flattener:
             }
 
 
-def flatten(modules, top, *, min_lanes=MIN_LANES, max_cells=MAX_CELLS, banned=()):
+def flatten(modules, top, *, min_lanes=MIN_LANES, max_cells=MAX_CELLS, banned=(), externs=()):
     """Return the :class:`Netlist` of a design as Yosys writes it as JSON."""
-    return _Flattener(modules, top, min_lanes, max_cells, banned).finish()
+    return _Flattener(modules, top, min_lanes, max_cells, banned, externs).finish()
