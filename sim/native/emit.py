@@ -723,17 +723,17 @@ class Body:
             else:
                 self.ends.append(f"s->{stored} = {text};")
 
-    def sink(self, name, bits, init=None):
+    def sink(self, name, bits):
         """Store some bits, at most 64, under a name."""
         width = len(bits)
-        text = self.x(self.e.resolve(bits))
+        self.lines.append(f"const {_ctype(width)} z{name} = {self.x(self.e.resolve(bits))};")
         if self.group:
             self.e.member(name, _storage(width), self.context.lanes)
             self.pointer(name, f"s->{name}", _storage(width), const=False)
-            self.ends.append(f"{name}[l] = ({_storage(width)}){text};")
+            self.ends.append(f"{name}[l] = ({_storage(width)})z{name};")
         else:
             self.e.member(name, _ctype(width), 0)
-            self.ends.append(f"s->{name} = {text};")
+            self.ends.append(f"s->{name} = z{name};")
 
     def register(self, cell, deferred=False):
         """The next contents of a register."""
