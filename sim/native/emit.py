@@ -29,7 +29,15 @@ typedef uint64_t u64;
 typedef int32_t i32;
 typedef int64_t i64;
 
-#define LANES _Pragma("clang loop vectorize(enable) interleave(disable)")
+#ifdef __clang__
+#define LANES _Pragma("clang loop vectorize(assume_safety) interleave(disable)")
+#else
+#define LANES _Pragma("GCC ivdep")
+#endif
+
+/* Choices without branches: both sides are values already. */
+static inline u32 sel32(u32 c, u32 a, u32 b) { return c ? a : b; }
+static inline u64 sel64(u32 c, u64 a, u64 b) { return c ? a : b; }
 
 static inline u64 w_get(const u64 *a, int n, i64 at) {
     i64 k = at >> 6, s = at & 63;
@@ -85,6 +93,10 @@ static inline void w_divmod(u64 *q, u64 *r, const u64 *a, const u64 *b, int n) {
 def _ctype(width):
     """Of a value while it is computed with."""
     return "u32" if width <= 32 else "u64"
+
+
+def _select(width):
+    return "sel32" if width <= 32 else "sel64"
 
 
 def _storage(width):
@@ -500,7 +512,8 @@ class Body:
             if cell.signed.get("B_SIGNED"):
                 b = self.signed(inputs["B"])
                 negative = self.shifted(a, [], to, "<<", to, amount=f"(0 - {b})")
-                right = f"({b} < 0 ? {negative} : {self.shifted(a, [], to, '>>', to, amount=b)})"
+                positive = self.shifted(a, [], to, ">>", to, amount=b)
+                right = f"{_select(to)}({b} < 0, {negative}, {positive})"
             text = f"({ctype})({right})" if _ctype(to) != ctype else right
             text = f"({text}) & {mask}"
         elif kind in ("$div", "$mod", "$divfloor", "$modfloor"):
@@ -518,7 +531,8 @@ class Body:
         wide = f"({_ctype(width)})" if width > 32 else ""
         if amount is None and (1 << len(bits)) - 1 < size:
             return f"({wide}{text} {op} {value})"
-        return f"({value} < {size} ? {wide}{text} {op} ({value} & {size - 1}) : 0)"
+        chosen = f"{wide}{text} {op} ({value} & {size - 1})"
+        return f"{_select(width)}({value} < {size}, {chosen}, 0)"
 
     def signed(self, resolved):
         """C of a signed number."""
@@ -558,7 +572,8 @@ class Body:
     def index(self, a, s, width):
         text = self.x(a[:width])
         for i in range(1, len(a) // width):
-            text = f"({self.x(s)} == {i} ? {self.x(a[i * width : (i + 1) * width])} : {text})"
+            one = self.x(a[i * width : (i + 1) * width])
+            text = f"{_select(width)}({self.x(s)} == {i}, {one}, {text})"
         return text
 
     def bitwise(self, kind, out, inputs, extended, signed):
@@ -570,12 +585,13 @@ class Body:
             if kind == "$mux":
                 s = self.x(inputs["S"])
                 a, b = self.x(inputs["A"][part]), self.x(inputs["B"][part])
-                text = f"{s} ? {b} : {a}"
+                text = f"{_select(width)}({s}, {b}, {a})"
             elif kind == "$pmux":
                 text = self.x(inputs["A"][part])
                 for i in reversed(range(len(inputs["S"]))):
                     b = inputs["B"][i * total : (i + 1) * total][part]
-                    text = f"({self.x(inputs['S'][i : i + 1])} ? {self.x(b)} : {text})"
+                    s = self.x(inputs["S"][i : i + 1])
+                    text = f"{_select(width)}({s}, {self.x(b)}, {text})"
             else:
                 a = self.x(extended("A", total, signed)[part])
                 if kind == "$pos":
@@ -755,11 +771,11 @@ class Body:
                 (cell.signed.get("SRST_VALUE", 0) >> WORD * word) & ((1 << width) - 1), width
             )
             if cell.kind == "$sdffce":
-                text = f"({condition('SRST')} ? {reset} : {text})"
+                text = f"{_select(width)}({condition('SRST')}, {reset}, {text})"
             if "EN" in inputs:
-                text = f"({condition('EN')} ? {text} : {old})"
+                text = f"{_select(width)}({condition('EN')}, {text}, {old})"
             if "SRST" in inputs and cell.kind != "$sdffce":
-                text = f"({condition('SRST')} ? {reset} : {text})"
+                text = f"{_select(width)}({condition('SRST')}, {reset}, {text})"
             stored = e.stored(out, word)
             name = f"n{out.number}_{word}"
             self.lines.append(f"const {_ctype(width)} {name} = {text};")
