@@ -66,7 +66,7 @@ _ARRAY = Extern(lambda name: re.fullmatch(r"r\d+_data", name) is not None, _hbm_
 def _sources_hash():
     """Hash of everything in the package that a model is made of."""
     files = sorted(Path(rtl.__file__).parent.rglob("*.py"))
-    files += sorted(Path(native.__file__).parent.glob("*.py"))
+    files += sorted(Path(native.__file__).parent.glob("*.[ph]*"))
     files += [Path(memory.__file__), Path(memory.__file__).with_name("top.py"), _GLUE]
     here = Path(__file__).read_text().partition("class NativeMachine")[0]
     return toolchain.hash_of(*files, here)

@@ -2,14 +2,14 @@
 
 import ctypes
 import json
-import subprocess
 from pathlib import Path
 
 import numpy as np
 from amaranth._toolchain.yosys import find_yosys
 
 from .. import toolchain
-from .emit import Emitter, words
+from .cells import words
+from .emit import Emitter
 from .netlist import MAX_CELLS, MIN_LANES, flatten
 from .schedule import LoopError, schedule
 
@@ -56,8 +56,8 @@ def compile_netlist(
     work = Path(work)
     externs = externs or {}
     netlist, plan = _plan(modules, top, min_lanes, max_cells, externs)
-    emitter = Emitter(netlist, plan)
-    text = emitter.write(externs=externs, prelude=prelude, glue=glue)
+    emitter = Emitter(netlist, plan, externs)
+    text = emitter.write(prelude=prelude, glue=glue)
     (work / "model.c").write_text(text)
     outputs, number = {}, 0
     for name, bits in netlist.outputs.items():
@@ -98,7 +98,7 @@ class Model:
         pointer, u64, number = ctypes.c_void_p, ctypes.c_uint64, ctypes.c_int
         for name, result, *arguments in (
             ("state_open", pointer), ("state_close", None, pointer), ("settle", None, pointer),
-            ("clock_once", None, pointer), ("step", None, pointer, u64),
+            ("touch", None, pointer), ("step", None, pointer, u64),
             ("output", u64, pointer, number), ("state_size", u64), ("member_count", u64),
             ("member_name", ctypes.c_char_p, u64), ("member_offset", u64, u64),
         ):  # fmt: skip

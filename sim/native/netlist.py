@@ -7,21 +7,38 @@ what one output of one cell makes, for all lanes of its context.
 
 import hashlib
 import json
+import re
 from dataclasses import dataclass, field
 
 import numpy as np
 
-__all__ = ["Cell", "Context", "Extern", "Group", "Memory", "Netlist", "Unsupported", "Value", "flatten"]
+__all__ = [
+    "Cell",
+    "Context",
+    "Extern",
+    "Group",
+    "Memory",
+    "Netlist",
+    "Unsupported",
+    "Value",
+    "flatten",
+]
 
 CONST0, CONST1 = -1, -2
 """Numbers of constant bits."""
 
-MIN_LANES = 8
+MIN_LANES = 1
 """Fewest instances that make a group."""
 
 MIN_CELLS = 8
-MAX_CELLS = 700
+SINGLE_CELLS = 60
+"""Fewest cells of a lane, and of all lanes of a group."""
+
+MAX_CELLS = 3000
 """Size of a lane in cells, everything in it included."""
+
+ARRAY_CELLS = 700
+"""The same for a lane that consists of many equal parts; these make better lanes."""
 
 CLOCKED = {"$dff", "$dffe", "$sdff", "$sdffe", "$sdffce"}
 COMBINATIONAL = {
@@ -87,7 +104,9 @@ class Memory:
     width: int
     depth: int
     init: bytes | None
-    reads: list = field(default_factory=list)  # (addr, en | None, Value, transparent ports, clocked)
+    reads: list = field(
+        default_factory=list
+    )  # (addr, en | None, Value, transparent ports, clocked)
     writes: list = field(default_factory=list)  # (addr, en per bit, data)
 
 
@@ -106,11 +125,22 @@ class Context:
 
 @dataclass(eq=False)
 class Group(Context):
-    """Equal instances. ``ports`` maps an input of the module to its own bits; ``binding`` holds,
-    per input, the bits of the surroundings: int array [lanes, width]."""
+    """Equal instances.
 
-    ports: dict = field(default_factory=dict)
-    binding: dict = field(default_factory=dict)
+    Attributes
+    ----------
+    inputs : list of the group's own bits that its surroundings drive
+    binding : int array [lanes, inputs]
+        Bits of the surroundings.
+    port : :class:`Value`
+        Of the inputs.
+    """
+
+    inputs: list = field(default_factory=list)
+    binding: list = field(default_factory=list)
+    columns: dict = field(default_factory=dict)
+    own: dict = field(default_factory=dict)
+    port: object = None
 
 
 @dataclass(eq=False)
@@ -144,36 +174,71 @@ def _source(cell):
     return cell.get("attributes", {}).get("src", "")
 
 
-def _shape_of(module, known):
-    """A text that equal modules share, whatever their names and the names in them."""
-    numbers = {}
+def _natural(item):
+    """Of names that Yosys counts up: 999 before 1000."""
+    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", item[0])]
+
+
+def _shape_of(modules, name, kinds, numbers_of):
+    """A text that equal modules share, and what they call their bits alike.
+
+    Amaranth gives equal components different port names, port orders, and no ports for outputs that
+    nobody uses; so bits are numbered by the cells that they touch.
+    """
+    module, numbers = modules[name], {}
 
     def canonical(bits):
         return [
             bit if isinstance(bit, str) else numbers.setdefault(bit, len(numbers)) for bit in bits
         ]
 
-    parts = [[(n, p["direction"], canonical(p["bits"])) for n, p in module["ports"].items()]]
-    for cell in module["cells"].values():
-        if cell["type"] in IGNORED:
+    parts = []
+    for _, cell in sorted(module["cells"].items(), key=_natural):
+        kind, wires = cell["type"], cell["connections"]
+        if kind in IGNORED:
             continue
+        if kind in kinds:  # by what the part calls its own bits
+            pairs = sorted(
+                (numbers_of[kind][own], str(bit), bit)
+                for port, bits in wires.items()
+                for own, bit in zip(modules[kind]["ports"][port]["bits"], bits, strict=True)
+                if own in numbers_of[kind]
+            )
+            wires = {number: [bit] for number, _, bit in pairs}
+            kind = kinds[kind]
         parameters = {k: v for k, v in cell["parameters"].items() if k != "MEMID"}
-        wires = [(n, canonical(bits)) for n, bits in cell["connections"].items()]
-        parts.append([known.get(cell["type"], cell["type"]), sorted(parameters.items()), wires])
+        parts.append(
+            [kind, sorted(parameters.items()), [(n, canonical(bits)) for n, bits in wires.items()]]
+        )
+    parts.append(
+        sorted(
+            numbers[bit]
+            for port in module["ports"].values()
+            if port["direction"] == "input"
+            for bit in port["bits"]
+            if bit in numbers
+        )
+    )
+    inits = set()
     for net in module["netnames"].values():
         if "init" in net["attributes"]:
             pairs = zip(net["bits"], reversed(net["attributes"]["init"]), strict=False)
-            parts.append(sorted((str(numbers.get(bit, "")), value) for bit, value in pairs))
-    return json.dumps(parts)
+            inits.update((str(numbers.get(bit, "")), value) for bit, value in pairs)
+    parts.append(sorted(inits))
+    return json.dumps(parts), numbers
 
 
 def _same(modules, order):
-    """The first module of each kind, by name; ``order`` has the innermost first."""
-    known, first = {}, {}
+    """For each module the first of its kind, and numbers of its bits that the kind shares.
+
+    ``order`` has the innermost modules first.
+    """
+    kinds, numbers, first = {}, {}, {}
     for name in order:
-        shape = hashlib.sha256(_shape_of(modules[name], known).encode()).hexdigest()
-        known[name] = first.setdefault(shape, name)
-    return known
+        shape, numbers[name] = _shape_of(modules, name, kinds, numbers)
+        shape = hashlib.sha256(shape.encode()).hexdigest()
+        kinds[name] = first.setdefault(shape, name)
+    return kinds, numbers
 
 
 class _Flattener:
@@ -192,7 +257,7 @@ class _Flattener:
             order.append(name)
 
         visit(top)
-        self.kind = _same(modules, order)
+        self.kind, self.numbers = _same(modules, order)
         self.size, self.count = {}, dict.fromkeys(order, 0)
         for name in order:
             self.size[name] = sum(
@@ -210,12 +275,33 @@ class _Flattener:
         for name in order:
             if name != top:
                 self.count[self.kind[name]] += totals[name]
+        inside, unknown = {}, set()  # modules in a module, at any depth
+        for name in order:
+            inside[name] = set()
+            for cell in modules[name]["cells"].values():
+                if cell["type"] in modules:
+                    inside[name] |= {self.kind[cell["type"]], *inside[cell["type"]]}
+                elif not cell["type"].startswith("$"):
+                    inside[name].add(cell["type"])
+                    unknown.add(cell["type"])
+
+        def fits(name):
+            count, size = self.count[self.kind[name]], self.size[name]
+            limit = max_cells
+            if count == 1 or any(
+                self.count[kind] >= 4 * count and self.size[kind] >= SINGLE_CELLS
+                for kind in inside[name]
+            ):
+                limit = min(limit, ARRAY_CELLS)
+            return (
+                count >= min_lanes
+                and MIN_CELLS <= size <= limit
+                and size * count >= SINGLE_CELLS
+                and not inside[name] & unknown
+            )
+
         self.is_group = {
-            name: name != top
-            and self.kind[name] not in banned
-            and self.count[self.kind[name]] >= min_lanes
-            and MIN_CELLS <= self.size[name] <= max_cells
-            for name in order
+            name: name != top and self.kind[name] not in banned and fits(name) for name in order
         }
         self.values, self.externs = [], []
         self.value_of, self.offset_of, self.lane_of = [], [], []
@@ -259,16 +345,16 @@ class _Flattener:
 
         def bits(raw):
             return [
-                numbers[bit]
-                if not isinstance(bit, str)
-                else (CONST1 if bit == "1" else CONST0)
+                numbers[bit] if not isinstance(bit, str) else (CONST1 if bit == "1" else CONST0)
                 for bit in raw
             ]
 
         inits = {}
         for label, net in module["netnames"].items():
             if "init" in net["attributes"]:
-                for bit, init in zip(net["bits"], reversed(net["attributes"]["init"]), strict=False):
+                for bit, init in zip(
+                    net["bits"], reversed(net["attributes"]["init"]), strict=False
+                ):
                     if init == "1" and not isinstance(bit, str):
                         inits[bit] = 1
             if not net.get("hide_name"):
@@ -320,6 +406,7 @@ class _Flattener:
                 if context.number:
                     raise Unsupported(f"{where}: {kind} is not defined and stands in a lane")
                 self.extern(kind, cell, context, bits, where)
+        return numbers
 
     def instance(self, kind, context, wires, path, allow_groups):
         ports, joins = {}, []
@@ -346,42 +433,48 @@ class _Flattener:
         self.module(kind, context, ports, path, allow_groups)
 
     def lane(self, kind, wires, path):
+        """Make an instance a lane of its group."""
+        module, numbers = self.modules[kind], self.numbers[kind]
         kind = self.kind[kind]
         group = self.groups.get(kind)
         if group is None:
-            group = Group(len(self.contexts), kind, 0)
-            self.groups[kind] = group
+            group = self.groups[kind] = Group(len(self.contexts), kind, 0)
             self.contexts.append(group)
-            ports = {}
-            for name, port in self.modules[kind]["ports"].items():
-                if port["direction"] == "input":
-                    own = list(self.bits(len(port["bits"])))
-                    ports.update(zip(port["bits"], own, strict=True))
-                    group.ports[name] = own
-            group.binding = {name: [] for name in group.ports}
-            self.module(kind, group, ports, f"<{kind}>", allow_groups=False)
-            inner = dict(ports)
-            group.outputs = {}
-            names = {n: port["bits"] for n, port in self.modules[kind]["ports"].items()}
-            context_bits = self.names
-            for name, port in self.modules[kind]["ports"].items():
-                if port["direction"] == "output":
-                    number, own = context_bits[f"<{kind}>.{name}"]
-                    assert number == group.number
-                    group.outputs[name] = own
-            del inner, names
+            shared = self.numbers[kind]
+            raw = [
+                bit
+                for port in self.modules[kind]["ports"].values()
+                if port["direction"] == "input"
+                for bit in port["bits"]
+                if bit in shared
+            ]
+            raw = list(dict.fromkeys(raw))
+            group.inputs = list(self.bits(len(raw)))
+            group.columns = {shared[bit]: i for i, bit in enumerate(raw)}
+            own = self.module(
+                kind, group, dict(zip(raw, group.inputs, strict=True)), f"<{kind}>", False
+            )
+            group.own = {shared[bit]: number for bit, number in own.items() if bit in shared}
         lane = group.lanes
         group.lanes += 1
         group.paths.append(path)
-        for name, own in group.ports.items():
-            group.binding[name].append(wires.get(name) or [CONST0] * len(own))
-        for name, own in group.outputs.items():
-            if name in wires:
-                self.pending += [
-                    (bit, group, lane, inner)
-                    for bit, inner in zip(wires[name], own, strict=True)
-                    if bit >= 0
-                ]
+        row, outer = [CONST0] * len(group.inputs), {}
+        for name, port in module["ports"].items():
+            if port["direction"] == "input":
+                for inner, bit in zip(port["bits"], wires.get(name, ()), strict=False):
+                    outer[inner] = bit
+                    if inner in numbers:
+                        row[group.columns[numbers[inner]]] = bit
+        group.binding.append(row)
+        for name, port in module["ports"].items():
+            if port["direction"] != "input":
+                for inner, bit in zip(port["bits"], wires.get(name, ()), strict=False):
+                    if isinstance(inner, str):
+                        self.aliases[bit] = CONST1 if inner == "1" else CONST0
+                    elif inner in outer:  # straight through
+                        self.aliases[bit] = outer[inner]
+                    elif inner in numbers:
+                        self.pending.append((bit, group, lane, group.own[numbers[inner]]))
 
     def memory(self, cell, context, bits, path):
         p, wires = cell["parameters"], cell["connections"]
@@ -484,9 +577,8 @@ class _Flattener:
         """Say for each bit what drives it: bits that lanes drive, and aliases."""
         owner = {}  # input bit of a group -> (group, port, index)
         for group in self.groups.values():
-            for name, own in group.ports.items():
-                for i, bit in enumerate(own):
-                    owner[bit] = (group, name, i)
+            for i, bit in enumerate(group.inputs):
+                owner[bit] = i
         # An output of a lane is a value of the group, a constant, or an input straight through.
         for bit, group, lane, inner in self.pending:
             seen = 0
@@ -498,8 +590,7 @@ class _Flattener:
             if inner < 0:
                 self.aliases[bit] = inner
             elif inner in owner:
-                _, name, i = owner[inner]
-                self.aliases[bit] = group.binding[name][lane][i]
+                self.aliases[bit] = group.binding[lane][owner[inner]]
             elif self.value_of[inner] >= 0:
                 self.value_of[bit] = self.value_of[inner]
                 self.offset_of[bit] = self.offset_of[inner]
@@ -522,22 +613,14 @@ class _Flattener:
                 self.value_of[bit] = self.value_of[end]
                 self.offset_of[bit] = self.offset_of[end]
                 self.lane_of[bit] = self.lane_of[end]
-        self.owner = owner
         # What nothing drives is 0; inputs of lanes keep their own numbers.
         for bit, value in enumerate(self.value_of):
             if value == -1 and bit not in owner:
                 self.value_of[bit] = CONST0
         for group in self.groups.values():
-            for name, own in group.ports.items():
-                value = self.value(group, len(own), "port", f"<{group.name}>.{name}")
-                group.ports[name] = value
-                for offset, bit in enumerate(own):
-                    self.value_of[bit] = value.number
-                    self.offset_of[bit] = offset
-            group.binding = {
-                name: np.array(rows, dtype=np.int64).reshape(group.lanes, -1)
-                for name, rows in group.binding.items()
-            }
+            group.port = self.value(group, len(group.inputs), "port", f"<{group.name}>")
+            self.drive(group.inputs, group.port)
+            group.binding = np.array(group.binding, dtype=np.int64).reshape(group.lanes, -1)
 
 
 def flatten(modules, top, *, min_lanes=MIN_LANES, max_cells=MAX_CELLS, banned=(), externs=()):

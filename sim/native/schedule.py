@@ -68,11 +68,8 @@ class Schedule:
 
 def _fields(netlist, group):
     """Split the inputs of a group; afterwards their bits belong to the fields."""
-    fields = []
-    for name, port in group.ports.items():
-        matrix = group.binding[name]
-        if not matrix.shape[1]:
-            continue
+    fields, port, matrix = [], group.port, group.binding
+    if matrix.shape[1]:
         constant = matrix < 0
         index = np.where(constant, 0, matrix)
         source = np.where(constant, matrix, netlist.value_of[index])
@@ -103,9 +100,11 @@ def _fields(netlist, group):
             for i, bit in enumerate(by_offset[low:high]):
                 netlist.value_of[bit], netlist.offset_of[bit] = value.number, i
             start = source[:, low]
-            values = ((source[:, low:high] == CONST1) << np.arange(high - low, dtype=object)).sum(
-                axis=1
-            ) if is_constant[:, low].any() else np.zeros(len(start), object)
+            values = (
+                ((source[:, low:high] == CONST1) << np.arange(high - low, dtype=object)).sum(axis=1)
+                if is_constant[:, low].any()
+                else np.zeros(len(start), object)
+            )
             fields.append(
                 Field(
                     value,

@@ -1,0 +1,209 @@
+"""Equal parts as lanes: whatever connects them, nothing but the speed changes."""
+
+import random
+
+import pytest
+from amaranth.hdl import Cat, Instance, Module, Signal
+from amaranth.lib import wiring
+from amaranth.lib.crc.catalog import CRC32_ETHERNET
+from amaranth.lib.fifo import SyncFIFOBuffered
+from amaranth.lib.memory import Memory
+from amaranth.lib.wiring import In, Out
+from makalu.sim.native.netlist import Unsupported
+
+from .lockstep import build, compare
+
+ALWAYS = {"flags": ("-O1", "-DSKIP=0")}
+
+
+class Part(wiring.Component):
+    """Registers, a memory, and outputs that follow registers, an input, or an input in cells."""
+
+    a: In(9)
+    b: In(70)
+    load: In(1)
+    sum: Out(12)
+    wide: Out(70)
+    through: Out(9)
+    soon: Out(9)
+    row: Out(40)
+
+    def elaborate(self, platform):
+        m = Module()
+        count = Signal(5)
+        m.submodules.memory = memory = Memory(shape=40, depth=6, init=[])
+        write, read = memory.write_port(), memory.read_port()
+        with m.If(self.load):
+            m.d.sync += [self.sum.eq(self.a + count), count.eq(count + 3)]
+        m.d.sync += self.wide.eq(self.wide ^ (self.b << count[:3]))
+        m.d.comb += [
+            self.through.eq(self.a), self.soon.eq((self.a * 5) ^ self.sum), self.row.eq(read.data),
+            write.addr.eq(count), write.data.eq(Cat(self.sum, self.b)), write.en.eq(self.a[0]),
+            read.addr.eq(self.sum), read.en.eq(self.a[1]),
+        ]  # fmt: skip
+        return m
+
+
+class Row(wiring.Component):
+    """Parts one after another, a few more cells around them."""
+
+    a: In(9)
+    b: In(70)
+    load: In(1)
+    soon: Out(9)
+    wide: Out(70)
+
+    def __init__(self, length):
+        self.length = length
+        super().__init__()
+
+    def elaborate(self, platform):
+        m = Module()
+        last, mixed = None, 0
+        for i in range(self.length):
+            m.submodules[f"part{i}"] = part = Part()
+            m.d.comb += [
+                part.a.eq(self.a if last is None else last.sum),
+                part.b.eq(self.b if last is None else last.wide),
+                part.load.eq(self.load),
+            ]
+            last = part
+            mixed = mixed ^ part.soon ^ part.row ^ part.through  # all used, so that all are alike
+        m.d.sync += self.soon.eq(mixed + last.sum)
+        m.d.comb += self.wide.eq(last.wide)
+        return m
+
+
+class Grid(wiring.Component):
+    """Rows side by side, connected by ``order``: a row may follow any other."""
+
+    def __init__(self, rows, length, order):
+        self.rows, self.length, self.order = rows, length, order
+        super().__init__(
+            {"a": In(9), "b": In(70), "load": In(rows), "out": Out(9), "wide": Out(70)}
+        )
+
+    def elaborate(self, platform):
+        m = Module()
+        rows = [Row(self.length) for _ in range(self.rows)]
+        for i, row in enumerate(rows):
+            m.submodules[f"row{i}"] = row
+            source = self.order[i]
+            m.d.comb += [
+                row.a.eq(self.a if source is None else rows[source].soon),
+                row.b.eq(self.b if source is None else rows[source].wide),
+                row.load.eq(self.load[i]),
+            ]
+        out = wide = 0
+        for row in rows:
+            out, wide = out ^ row.soon, wide ^ row.wide
+        m.d.comb += [self.out.eq(out), self.wide.eq(wide)]
+        return m
+
+
+def lanes(model):
+    return {name: count for name, count, _ in model.table["groups"][1:]}
+
+
+@pytest.mark.parametrize("options", [{}, ALWAYS], ids=["skipping", "always"])
+@pytest.mark.parametrize("change", [1.0, 0.05])
+def test_rows_in_a_grid(tmp_path, seed, options, change):
+    rng = random.Random(seed)
+    order = [None, *(rng.choice([None, i]) for i in range(9))]
+    make = lambda: Grid(10, 4, order)  # noqa: E731
+    model = compare(make, tmp_path, cycles=200, change=change, **options)
+    assert max(lanes(model).values()) >= 10
+
+
+def test_rows_in_any_order(tmp_path, seed):
+    rng = random.Random(seed)
+    order = [None, *rng.sample(range(12), 11)]
+    compare(lambda: Grid(12, 2, order), tmp_path, cycles=150, change=0.3)
+
+
+def test_nothing_grouped_is_the_same(tmp_path, seed):
+    model = compare(lambda: Grid(3, 3, [None, 0, 1]), tmp_path, min_lanes=1 << 30)
+    assert not lanes(model)
+
+
+class Ripple(wiring.Component):
+    """Parts whose inputs follow their neighbours' in the same cycle."""
+
+    def __init__(self, count):
+        self.count = count
+        super().__init__({"a": In(9), "b": In(70), "load": In(1), "out": Out(9)})
+
+    def elaborate(self, platform):
+        m = Module()
+        parts = [Part() for _ in range(self.count)]
+        for i, part in enumerate(parts):
+            m.submodules[f"part{i}"] = part
+            before = parts[i - 1].soon if i else self.a
+            m.d.comb += [part.a.eq(before), part.b.eq(self.b), part.load.eq(self.load)]
+        m.d.comb += self.out.eq(parts[-1].soon)
+        return m
+
+
+def test_a_ripple_through_lanes(tmp_path):
+    compare(lambda: Ripple(9), tmp_path, cycles=100)
+
+
+class Several(wiring.Component):
+    """FIFOs and CRCs of Amaranth's own, several of each."""
+
+    def __init__(self):
+        super().__init__(
+            {"data": In(8), "put": In(6), "get": In(6), "start": In(1), "head": Out(48),
+             "level": Out(24), "crc": Out(32)}
+        )  # fmt: skip
+
+    def elaborate(self, platform):
+        m = Module()
+        heads, levels = [], []
+        for i in range(6):
+            m.submodules[f"fifo{i}"] = fifo = SyncFIFOBuffered(width=8, depth=5)
+            m.d.comb += [
+                fifo.w_data.eq(self.data + i), fifo.w_en.eq(self.put[i]), fifo.r_en.eq(self.get[i])
+            ]  # fmt: skip
+            heads.append(fifo.r_data)
+            levels.append(fifo.level[:4])
+        total = 0
+        for i in range(4):
+            m.submodules[f"crc{i}"] = crc = CRC32_ETHERNET(8).create()
+            m.d.comb += [
+                crc.start.eq(self.start),
+                crc.valid.eq(self.put[i]),
+                crc.data.eq(self.data),
+            ]
+            total ^= crc.crc
+        m.d.comb += [self.head.eq(Cat(heads)), self.level.eq(Cat(levels)), self.crc.eq(total)]
+        return m
+
+
+@pytest.mark.parametrize("change", [1.0, 0.2])
+def test_designs_that_are_not_ours(tmp_path, change):
+    model = compare(Several, tmp_path, cycles=300, change=change)
+    assert 6 in lanes(model).values()
+    assert 4 in lanes(model).values()
+
+
+class Missing(wiring.Component):
+    a: In(4)
+    o: Out(4)
+
+    def elaborate(self, platform):
+        m = Module()
+        m.submodules.box = Instance("secret", i_a=self.a, o_o=self.o)
+        return m
+
+
+def test_a_module_that_is_not_given_is_named(tmp_path):
+    with pytest.raises(Unsupported, match=r"top\.box.*secret"):
+        build(Missing(), tmp_path)
+
+
+def test_the_tests_can_fail(tmp_path):
+    """A model of something else is not the same."""
+    made = iter([Grid(3, 3, [None, 0, 1]), Grid(3, 3, [None, 0, 0])])
+    with pytest.raises(AssertionError, match="cycle"):
+        compare(lambda: next(made), tmp_path, cycles=100)
