@@ -155,10 +155,7 @@ class NativeMachine(BaseMachine):
         self._words[0] = settings["words"]
         self._hbm = self._words[1:].view(np.uint8)
         library.machine_attach(self._simulation.state, self._words.ctypes.data)
-        value = sum(
-            settings[name] << field.offset
-            for name, field in _layout()
-        )
+        value = sum(settings[name] << field.offset for name, field in _layout())
         self._simulation.set("settings", value)
         self._find_banks()
         self.step(1)

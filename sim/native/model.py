@@ -12,6 +12,7 @@ from .cells import words
 from .emit import Emitter
 from .netlist import MAX_CELLS, MIN_LANES, flatten
 from .schedule import LoopError, schedule
+from .split import split
 
 __all__ = ["Model", "Simulation", "compile_netlist", "netlist_of"]
 
@@ -40,6 +41,7 @@ def _plan(modules, top, min_lanes, max_cells, externs):
         netlist = flatten(
             modules, top, min_lanes=min_lanes, max_cells=max_cells, banned=banned, externs=externs
         )
+        split(netlist)
         try:
             return netlist, schedule(netlist)
         except LoopError as error:
@@ -49,8 +51,8 @@ def _plan(modules, top, min_lanes, max_cells, externs):
 
 
 def compile_netlist(
-    work, modules, top, *, externs=None, prelude="", glue="", min_lanes=MIN_LANES, max_cells=MAX_CELLS,
-    cc=None, flags=(),
+    work, modules, top, *, externs=None, prelude="", glue="", min_lanes=MIN_LANES,
+    max_cells=MAX_CELLS, cc=None, flags=(),
 ):  # fmt: skip
     """Write ``model.c``, ``model.json`` and ``model.so`` into a folder."""
     work = Path(work)

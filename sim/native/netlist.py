@@ -1,8 +1,8 @@
 """Yosys' word-level netlist: modules that occur often become lanes, everything else one flat rest.
 
-A *context* is a set of cells that are evaluated together: context 0 is the rest, each further one a
-*group* of equal instances, its lanes. Every bit of the flat design has a number; a :class:`Value` is
-what one output of one cell makes, for all lanes of its context.
+A *context* is a set of cells that are evaluated together: context 0 is the rest, each further one
+a *group* of equal instances, its lanes. Every bit of the flat design has a number; a
+:class:`Value` is what one output of one cell makes, for all lanes of its context.
 """
 
 import hashlib
@@ -148,8 +148,8 @@ class Netlist:
     """A flat design.
 
     ``value_of``, ``offset_of`` and ``lane_of`` say for each bit what it is: index of a value, which
-    of its bits, of which lane. ``outputs`` maps the top's outputs to bits; ``externs`` are instances
-    of modules that were not given.
+    of its bits, of which lane. ``outputs`` maps the top's outputs to bits; ``externs`` are
+    instances of modules that were not given.
     """
 
     contexts: list

@@ -7,10 +7,11 @@ commits does not matter; the rest, context 0, is committed last, and then the me
 """
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 
-from .netlist import CLOCKED, CONST0, CONST1, Unsupported, Value
+from .netlist import CLOCKED, CONST0, CONST1, Cell, Unsupported, Value
 
 __all__ = ["Field", "Pass", "Schedule", "schedule"]
 
@@ -92,7 +93,7 @@ def _fields(netlist, group):
         cuts.append(matrix.shape[1])
         own = np.nonzero(netlist.value_of == port.number)[0]
         by_offset = own[np.argsort(netlist.offset_of[own])]
-        for low, high in zip(cuts, cuts[1:], strict=False):
+        for low, high in pairwise(cuts):
             value = Value(
                 len(netlist.values), group.number, high - low, "field", f"{port.name}[{low}]"
             )
@@ -168,10 +169,8 @@ def schedule(netlist):
                 maker[cell.output.number] = len(cells)
                 cells.append((context.number, cell))
         for memory in context.memories:
-            for addr, en, value, _, clocked in memory.reads:
+            for addr, _, value, _, clocked in memory.reads:
                 if not clocked:
-                    from .netlist import Cell
-
                     cell = Cell("read", {"A": addr}, value, {"memory": memory}, memory.name)
                     maker[value.number] = len(cells)
                     cells.append((context.number, cell))
