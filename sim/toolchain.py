@@ -26,9 +26,8 @@ import platformdirs
 
 __all__ = [
     "BuildError", "ToolMissing", "Verilator", "build_verilated", "cache_dir", "cached", "find_cc",
-    "find_clang_cc", "find_clang_cxx", "find_cxx", "find_verilator", "first_link", "hash_of", "processor", "run_all",
-    "runtime_objects",
-    "target_flags", "tool_version", "verilate_into",
+    "find_clang_cc", "find_clang_cxx", "find_cxx", "find_verilator", "first_link", "hash_of",
+    "processor", "run_all", "runtime_objects", "target_flags", "tool_version", "verilate_into",
 ]  # fmt: skip
 
 _KEEP = 24

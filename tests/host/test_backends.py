@@ -42,6 +42,7 @@ WATCHDOG_CYCLES = 3000
 @pytest.fixture(
     scope="module",
     params=[
+        "native",
         pytest.param("verilator", marks=pytest.mark.verilator),
         pytest.param("pysim", marks=pytest.mark.slow),
     ],

@@ -16,6 +16,8 @@ from makalu.rtl.arch.registers import (
     queue_register,
 )
 from makalu.sim import toolchain
+from makalu.sim.backends import native
+from makalu.sim.backends.native import NativeMachine
 from makalu.sim.backends.pysim import PysimMachine
 from makalu.sim.backends.verilator import VerilatorMachine
 
@@ -26,13 +28,14 @@ def open_machine(name, hbm=HBM):
     if name == "pysim":
         return PysimMachine(TINY, hbm)
     try:
-        return VerilatorMachine(TINY, hbm)
+        return {"native": NativeMachine, "verilator": VerilatorMachine}[name](TINY, hbm)
     except toolchain.ToolMissing as missing:
         pytest.skip(str(missing))
 
 
 @pytest.fixture(
-    scope="module", params=["pysim", pytest.param("verilator", marks=pytest.mark.verilator)]
+    scope="module",
+    params=["pysim", "native", pytest.param("verilator", marks=pytest.mark.verilator)],
 )
 def machine(request):
     with open_machine(request.param) as machine:
@@ -142,9 +145,9 @@ def test_a_closed_machine_may_be_closed_again():
 
 
 @pytest.mark.verilator
-def test_both_do_the_same_in_the_same_cycle(rng):
+def test_all_do_the_same_in_the_same_cycle(rng):
     """A good program, then one that is stopped by an illegal instruction; every register agrees."""
-    machines = [open_machine("pysim"), open_machine("verilator")]
+    machines = [open_machine(name) for name in ("pysim", "native", "verilator")]
     garbage = rng.bytes(128)
     seen = []
     for machine in machines:
@@ -161,20 +164,21 @@ def test_both_do_the_same_in_the_same_cycle(rng):
         log.append(("hbm", machine.hbm_read(0, 0x2000)))
         seen.append(log)
         machine.close()
-    for ours, theirs in zip(*seen, strict=True):
-        assert ours == theirs
+    for one, *others in zip(*seen, strict=True):
+        assert others == [one] * 2
     assert dict(log[1:])["status"] == 4
 
 
-@pytest.mark.verilator
-def test_one_model_serves_every_hbm(monkeypatch):
+@pytest.mark.parametrize("name", ["native", pytest.param("verilator", marks=pytest.mark.verilator)])
+def test_one_model_serves_every_hbm(monkeypatch, name):
     def refuse(*arguments, **options):
         raise AssertionError("a second model was built")
 
     machines = []
     for hbm in (HBM, replace(HBM, latency_cycles=300), replace(HBM, size_bytes=1 << 34)):
-        machines.append(machine := open_machine("verilator", hbm))
+        machines.append(machine := open_machine(name, hbm))
         monkeypatch.setattr(toolchain, "verilate_into", refuse)
+        monkeypatch.setattr(native, "compile_netlist", refuse)
         machine.hbm_write(0x1000, b"x")
     cycles = []
     for machine in machines:
@@ -185,9 +189,9 @@ def test_one_model_serves_every_hbm(monkeypatch):
     assert cycles[0] == cycles[2]
 
 
-@pytest.mark.verilator
-def test_a_closed_model_is_an_error():
-    machine = open_machine("verilator")
+@pytest.mark.parametrize("name", ["native", pytest.param("verilator", marks=pytest.mark.verilator)])
+def test_a_closed_model_is_an_error(name):
+    machine = open_machine(name)
     machine.close()
     machine.close()
     with pytest.raises(RuntimeError, match="closed"):

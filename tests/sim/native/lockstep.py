@@ -14,9 +14,8 @@ __all__ = ["build", "compare"]
 def build(component, folder, *, flags=("-O1",), **options):
     """Compile a component; return the opened simulation, one cycle old, as a Stepper is."""
     design = to_rtlil(component, name="top")
-    compile_netlist(
-        folder, netlist_of(design.text, "top"), "top", cc=toolchain.find_cc(), flags=flags, **options
-    )  # fmt: skip
+    modules, cc = netlist_of(design.text, "top"), toolchain.find_cc()
+    compile_netlist(folder, modules, "top", cc=cc, flags=flags, **options)
     simulation = Simulation(Model(folder))
     simulation.step()
     return simulation

@@ -44,12 +44,10 @@ class RandomLogic(wiring.Component):
     def __init__(self, seed, widths, cells):
         rng = random.Random(seed)
         self.seed, self.widths, self.cells = seed, widths, cells
-        super().__init__(
-            {
-                **{f"i{k}": In(rng.choice([w, signed(w)])) for k, w in enumerate(rng.choices(widths, k=3))},
-                **{f"o{k}": Out(w) for k, w in enumerate(rng.choices(widths, k=6))},
-            }
-        )  # fmt: skip
+        shapes = [rng.choice([width, signed(width)]) for width in rng.choices(widths, k=3)]
+        members = {f"i{k}": In(shape) for k, shape in enumerate(shapes)}
+        members |= {f"o{k}": Out(width) for k, width in enumerate(rng.choices(widths, k=6))}
+        super().__init__(members)
 
     def elaborate(self, platform):
         m, rng = Module(), random.Random(self.seed + 1)
