@@ -139,6 +139,12 @@ class Body:
         direct = self.direct(field)
         if direct:
             return direct
+        if (field.source < 0).all():
+            kind, table = storage(width), ", ".join(str(v) for v in field.offset.tolist())
+            self.pointers.setdefault(
+                name, f"static const {kind} {name}[{self.context.lanes}] = {{{table}}};"
+            )
+            return f"{name}[l]"
         e.member(name, storage(width), self.context.lanes)
         self.pointer(name, f"s->{name}", storage(width))
         self.staging[number] = self.gather(field, name)
@@ -173,47 +179,76 @@ class Body:
             at = f"s->flip * {e.netlist.contexts[value.context].lanes} + {first}"
         name = f"d{stored}_{first}"
         self.pointer(name, f"s->{stored} + {at}", f"const {storage(own)}")
-        self.sources.add((value.context, value.kind == "comb"))
+        if source in e.doubled:  # the other copy is from the cycle before
+            total = e.netlist.contexts[value.context].lanes
+            self.checks.append(
+                f"if (SKIP && s->was[{value.context}] && !diff) "
+                f"for (int l = {first}; l < {first + self.context.lanes}; ++l) "
+                f"diff |= s->{stored}[l] ^ s->{stored}[l + {total}];"
+            )
+        else:
+            self.sources.add((value.context, value.kind == "comb"))
         return join([(f"{name}[l]", own, offset % WORD, field.value.width, 0)], field.value.width)
 
     def gather(self, field, name):
-        """C that copies what a field is in each lane into an array."""
-        width, lines = field.value.width, []
+        """C that copies what a field is in each lane into an array.
+
+        Most lanes usually see their neighbours: one loop copies a run, and what differs from it, in
+        steps, is put on top.
+        """
+        width, lanes = field.value.width, self.context.lanes
         kind = storage(width)
-
-        def put(low, high, text):
-            if high - low > 1:
-                lines.append(
-                    f"for (int l = {low}; l < {high}; ++l) "
-                    f"{{ const {kind} x = {text}; diff |= x ^ s->{name}[l]; s->{name}[l] = x; }}"
-                )
-            else:
-                lines.append(
-                    f"{{ const {kind} x = {text}; diff |= x ^ s->{name}[{low}]; "
-                    f"s->{name}[{low}] = x; }}"
-                )
-
         keys = list(zip(field.source.tolist(), field.offset.tolist(), strict=True))
         lane = field.lane.tolist()
-        at, lanes = 0, self.context.lanes
-        while at < lanes:
-            end = at + 1
-            step = lane[end] - lane[at] if end < lanes and keys[end] == keys[at] else None
-            if step in (0, 1):
-                while end < lanes and keys[end] == keys[at] and lane[end] - lane[end - 1] == step:
-                    end += 1
-            source, offset = keys[at]
-            if source < 0 or end == at + 1:
-                put(at, end, self.source(field, at))
+        lines = [f"{kind} x[{lanes}];"]
+
+        def text(at, index):
+            source, offset = keys[at][0], int(keys[at][1])
+            if source < 0:
+                return literal(offset, width)
+            value = self.e.netlist.values[source]
+            own = words(value.width)[offset // WORD]
+            whole = self.outside(value, offset // WORD, index)
+            return join([(whole, own, offset % WORD, width, 0)], width)
+
+        runs = {}
+        for at in range(lanes):
+            if keys[at][0] >= 0 and self.e.netlist.values[keys[at][0]].context:
+                runs.setdefault((keys[at], lane[at] - at), []).append(at)
+        left = list(range(lanes))
+        run = max(runs.items(), key=lambda item: len(item[1]), default=None)
+        if run is not None and 2 * len(run[1]) > lanes:
+            (_, by), covered = run
+            lines.append(
+                f"for (int l = {covered[0]}; l <= {covered[-1]}; ++l) "
+                f"x[l] = {text(covered[0], f'(l + {by})')};"
+            )
+            left = sorted(set(left) - set(covered))
+        while left:
+            at, found = left[0], [left[0]]
+            for other in left[1:]:
+                if keys[other] != keys[at]:
+                    continue
+                if len(found) > 1 and (
+                    other - found[-1] != found[1] - at
+                    or lane[other] - lane[found[-1]] != lane[found[1]] - lane[at]
+                ):
+                    continue
+                found.append(other)
+            if len(found) > 2:
+                step, by = found[1] - at, lane[found[1]] - lane[at]
+                lines.append(
+                    f"for (int i = 0; i < {len(found)}; ++i) "
+                    f"x[{at} + {step} * i] = {text(at, f'({lane[at]} + {by} * i)')};"
+                )
             else:
-                value = self.e.netlist.values[source]
-                word = int(offset) // WORD
-                own = words(value.width)[word]
-                index = f"(l + {lane[at] - at})" if step else f"{lane[at]}"
-                text = self.outside(value, word, index)
-                put(at, end, join([(text, own, int(offset) % WORD, width, 0)], width))
-            at = end
-        return lines
+                found = [at]
+                lines.append(f"x[{at}] = {text(at, lane[at])};")
+            left = sorted(set(left) - set(found))
+        lines.append(
+            f"for (int l = 0; l < {lanes}; ++l) diff |= x[l] ^ s->{name}[l], s->{name}[l] = x[l];"
+        )
+        return ["{", *(f"    {line}" for line in lines), "}"]
 
     def x(self, resolved):
         """C of at most 64 resolved bits."""

@@ -34,7 +34,7 @@ MIN_CELLS = 8
 SINGLE_CELLS = 60
 """Fewest cells of a lane, and of all lanes of a group."""
 
-MAX_CELLS = 3000
+MAX_CELLS = 1200
 """Size of a lane in cells, everything in it included."""
 
 ARRAY_CELLS = 700
