@@ -179,15 +179,8 @@ class Body:
             at = f"s->flip * {e.netlist.contexts[value.context].lanes} + {first}"
         name = f"d{stored}_{first}"
         self.pointer(name, f"s->{stored} + {at}", f"const {storage(own)}")
-        if source in e.doubled:  # the other copy is from the cycle before
-            total = e.netlist.contexts[value.context].lanes
-            self.checks.append(
-                f"if (SKIP && s->was[{value.context}] && !diff) "
-                f"for (int l = {first}; l < {first + self.context.lanes}; ++l) "
-                f"diff |= s->{stored}[l] ^ s->{stored}[l + {total}];"
-            )
-        else:
-            self.sources.add((value.context, value.kind == "comb"))
+        flag = "ran" if value.kind == "comb" else "seen" if source in e.doubled else "was"
+        self.sources.add((value.context, flag))
         return join([(f"{name}[l]", own, offset % WORD, field.value.width, 0)], field.value.width)
 
     def gather(self, field, name):
@@ -626,7 +619,8 @@ class Body:
                     e.member(f"n{stored}", ctype(width), 0)
                 self.ends.append(f"s->{'n' if deferred else ''}{stored} = {name};")
                 continue
-            self.lines.append(f"new{32 if width <= 32 else 64} |= {name} ^ {old};")
+            kind = "out" if out.number in e.doubled else "new"
+            self.lines.append(f"{kind}{32 if width <= 32 else 64} |= {name} ^ {old};")
             if out.number in e.doubled:
                 at = f"s->{stored} + !s->flip * {self.context.lanes}"
                 self.pointer(f"w{stored}", at, storage(width))
@@ -643,16 +637,14 @@ class Body:
             out += [f"    {line}" for line in (*self.lines, *self.ends)]
             out += [f"    s->{name} = {name};" for name in actives]
             return "\n".join([*out, "}", ""])
-        ran = " | ".join(
-            f"s->{'ran' if comb else 'was'}[{context}]" for context, comb in sorted(self.sources)
-        )
+        ran = " | ".join(f"s->{flag}[{context}]" for context, flag in sorted(self.sources))
         out += [f"    u64 diff = s->was[{g}] | s->ran[{g}]{' | ' + ran if ran else ''};"]
         out += [f"    {line}" for line in self.checks]
         out += [f"    {line}" for lines in self.staging.values() for line in lines]
         out += ["    if (SKIP && !diff) return;"]
         out += [f"    {line}" for line in self.pointers.values()]
         if commit:
-            out += ["    u32 new32 = 0;", "    u64 new64 = 0;"]
+            out += ["    u32 new32 = 0, out32 = 0;", "    u64 new64 = 0, out64 = 0;"]
         out += [f"    u32 {name} = 0;" for name in actives]
         if lanes >= 8:
             out.append("    LANES")
@@ -660,9 +652,11 @@ class Body:
         out += [f"        {line}" for line in (*self.lines, *self.ends)]
         out += ["    }"]
         out += [f"    s->{name} = {name};" for name in actives]
-        out.append(
-            f"    s->busy[{g}] = (new32 | new64) != 0;" if commit else f"    s->ran[{g}] = 1;"
-        )
+        if commit:
+            out.append(f"    s->moved[{g}] = (out32 | out64) != 0;")
+            out.append(f"    s->busy[{g}] = s->moved[{g}] | ((new32 | new64) != 0);")
+        else:
+            out.append(f"    s->ran[{g}] = 1;")
         return "\n".join([*out, "}", ""])
 
 

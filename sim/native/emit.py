@@ -6,8 +6,8 @@ lanes; ``f`` is a field of a group's input; ``m`` a memory, laid out ``[row][lan
 
 A group does nothing in a cycle in which neither its inputs nor its registers have changed since the
 one before: then its next contents are the present ones. ``was`` tells which groups' registers
-changed at the last edge, ``ran`` which computed something early in this cycle, and ``act`` which
-memories are asked for anything.
+changed at the last edge, ``seen`` the same of those that other groups read, ``ran`` which computed
+something early in this cycle, and ``act`` which memories are asked for anything.
 """
 
 from pathlib import Path
@@ -326,13 +326,15 @@ class Emitter:
         ]
         state = [
             "struct state {", "    u64 cycles;", "    void *user;", "    u32 flip;",
-            *(f"    u8 {name}[{groups}];" for name in ("was", "busy", "ran")), *small, *large, "};",
+            *(f"    u8 {name}[{groups}];" for name in ("was", "busy", "seen", "moved", "ran")),
+            *small, *large, "};",
             "", "#ifndef SKIP", "#define SKIP 1", "#endif", "",
         ]  # fmt: skip
         step = [
             "static void early(struct state *restrict s) {", *(f"    {x}" for x in early), "}", "",
             "static void late(struct state *restrict s) {", *(f"    {x}" for x in (*late, *moves)),
             "    memcpy(s->was, s->busy, sizeof s->was);",
+            "    memcpy(s->seen, s->moved, sizeof s->seen);",
             "    memset(s->ran, 0, sizeof s->ran);",
             "    s->flip ^= 1;", "    s->cycles++;", "}", "",
         ]  # fmt: skip
@@ -390,6 +392,7 @@ class Emitter:
             "void touch(struct state *s) {",
             "    memset(s->was, 1, sizeof s->was);",
             "    memset(s->busy, 1, sizeof s->busy);",
+            "    memset(s->seen, 1, sizeof s->seen);",
             "}", "",
             "struct state *state_open(void) {",
             "    size_t size = (sizeof(struct state) + 63) / 64 * 64;",

@@ -13,11 +13,11 @@ sys.path.insert(0, str(Path(__file__).parent))
 WATCHDOG_CYCLES = 3000
 
 
-def _opened(config, backend="verilator", **options):
-    reason = devices.missing(backend, config)
+def _opened(config, **options):
+    reason = devices.missing("verilator", config)
     if reason is not None:
         pytest.skip(reason)
-    return makalu.open(config, backend, **options)
+    return makalu.open(config, "verilator", **options)
 
 
 @pytest.fixture(scope="session")
@@ -27,14 +27,11 @@ def small():
         yield device
 
 
-@pytest.fixture(
-    scope="module",
-    params=["native", pytest.param("verilator", marks=pytest.mark.verilator)],
-)
-def tiny(request):
+@pytest.fixture(scope="module")
+def tiny():
     """TINY, compiled, with a short watchdog and as much HBM as :mod:`programs` uses."""
     from programs import HBM_BYTES
 
-    with _opened(TINY, request.param, hbm=HBM_BYTES) as device:
+    with _opened(TINY, hbm=HBM_BYTES) as device:
         device._runner._write("watchdog", WATCHDOG_CYCLES)
         yield device

@@ -35,7 +35,7 @@ from makalu.rtl.arch.isa import (
 from makalu.sim.golden import GoldenCore, GoldenError, check_word
 from programs import DATA, HBM_BYTES, contents, random_program
 
-pytestmark = pytest.mark.xdist_group("tiny_devices")
+pytestmark = [pytest.mark.verilator, pytest.mark.xdist_group("tiny_devices")]
 
 WORD = 128
 

@@ -13,7 +13,7 @@ from makalu.rtl.arch.config import TINY, HbmConfig
 from makalu.sim.memory import MIN_LATENCY
 from programs import HBM_BYTES
 
-pytestmark = pytest.mark.xdist_group("tiny_devices")
+pytestmark = [pytest.mark.verilator, pytest.mark.xdist_group("tiny_devices")]
 
 SPECIAL = [
     0.0, -0.0, np.inf, -np.inf, np.nan, -np.nan, 1e-45, -1e-45, 1.1754942e-38, 3.4028235e38,

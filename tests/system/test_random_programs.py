@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from makalu.host import devices
 from makalu.host.devices.registers import RegisterRunner
 from makalu.rtl.arch.config import TINY, HbmConfig
 from makalu.rtl.arch.formats import BF16, FP32
@@ -144,6 +145,36 @@ def test_the_generator_reaches_every_instruction_and_format(seed):
     assert len(mnemonics) == 6
     assert windows == {(0, 0), (0, 1), (1, 0), (1, 1)}
     assert len(formats) == 8 + 8 + 1 + 14 + 14 + 14
+
+
+@pytest.fixture(scope="module")
+def native():
+    """TINY as C, with a short watchdog."""
+    from makalu.sim.backends.native import NativeMachine
+
+    reason = devices.missing("native", TINY)
+    if reason is not None:
+        pytest.skip(reason)
+    with NativeMachine(TINY, HbmConfig(size_bytes=HBM_BYTES)) as machine:
+        yield RegisterRunner(machine)
+
+
+@pytest.mark.verilator
+@pytest.mark.parametrize("batch", range(4))
+def test_native_and_verilator_agree_in_every_byte_and_cycle(tiny, native, seed, batch):
+    core = GoldenCore(TINY, HBM_BYTES)
+    for number in range(PROGRAMS):
+        rng = np.random.default_rng([seed, 1000 + batch, number])
+        image = random_program(rng, TINY, int(rng.integers(3, 40)))
+        counters = []
+        for runner in (native, tiny._runner):
+            fill(runner.machine, core, image, np.random.default_rng([seed, batch, number]))
+            counters.append(runner.run(image.queues))
+        what = f"--seed {seed}, batch {batch}, program {number}"
+        assert counters[0] == counters[1], what
+        core.run(image.queues)
+        for runner in (native, tiny._runner):
+            compare(runner.machine, core, image, f"{runner.machine.name}, {what}")
 
 
 @pytest.mark.slow

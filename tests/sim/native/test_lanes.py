@@ -148,6 +148,51 @@ def test_a_ripple_through_lanes(tmp_path):
     compare(lambda: Ripple(9), tmp_path, cycles=100)
 
 
+class Tail(wiring.Component):
+    """Follows another part's registers, now and then."""
+
+    a: In(12)
+    b: In(70)
+    take: In(1)
+    last: Out(12)
+    mixed: Out(70)
+
+    def elaborate(self, platform):
+        m = Module()
+        with m.If(self.take):
+            m.d.sync += [self.last.eq(self.a), self.mixed.eq((self.mixed + self.b) ^ self.a)]
+        return m
+
+
+class Pairs(wiring.Component):
+    """Each tail sees its part: two groups of which one reads the other lane by lane."""
+
+    def __init__(self, count):
+        self.count = count
+        super().__init__(
+            {"a": In(9), "b": In(70), "load": In(count), "take": In(count), "out": Out(70)}
+        )
+
+    def elaborate(self, platform):
+        m, out = Module(), 0
+        for i in range(self.count):
+            m.submodules[f"part{i}"] = part = Part()
+            m.submodules[f"tail{i}"] = tail = Tail()
+            m.d.comb += [
+                part.a.eq(self.a), part.b.eq(self.b), part.load.eq(self.load[i]),
+                tail.a.eq(part.sum), tail.b.eq(part.wide), tail.take.eq(self.take[i]),
+            ]  # fmt: skip
+            out = out ^ tail.mixed ^ tail.last ^ part.row ^ part.through ^ part.soon
+        m.d.comb += self.out.eq(out)
+        return m
+
+
+@pytest.mark.parametrize("change", [1.0, 0.3, 0.03])
+def test_a_group_that_reads_another(tmp_path, change):
+    model = compare(lambda: Pairs(9), tmp_path, cycles=400, change=change)
+    assert list(lanes(model).values()) == [9, 9]
+
+
 class Several(wiring.Component):
     """FIFOs and CRCs of Amaranth's own, several of each."""
 
