@@ -50,8 +50,8 @@ BackendOption = Annotated[
     str,
     typer.Option(
         "--backend",
-        help="What simulates the core: verilator (compiled), pysim (slow, needs nothing), golden "
-        "(no cycles), or auto, the fastest of them that works here; see `makalu doctor`.",
+        help="What simulates the core: verilator or native (compiled), pysim (slow, needs "
+        "nothing), golden (no cycles), or auto, what suits this machine; see `makalu doctor`.",
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]

@@ -74,8 +74,8 @@ def open_device(
     config : :class:`str` or :class:`CoreConfig`
         ``"TINY"``, ``"SMALL"``, ``"TRN"``, or a machine of your own.
     backend : :class:`str`
-        ``"golden"``, ``"pysim"``, ``"verilator"``, or ``"auto"``: the fastest simulation of the
-        hardware that this machine can build; ``Device.backend_reason`` says why it was taken.
+        ``"golden"``, ``"pysim"``, ``"verilator"``, ``"native"``, or ``"auto"``: Verilator if it
+        can be built here, else another; ``Device.backend_reason`` says why it was taken.
     hbm : :class:`HbmConfig`, :class:`int` (bytes) or ``None``
     progress : callable or ``None``
         Called while a program runs with (instructions issued, instructions in all, cycles or
@@ -685,10 +685,12 @@ class Device:
     def matmul(self, a, b, dtype=None, out_dtype="fp32", *, check=False):
         """``a @ b`` on the core; shapes as :func:`numpy.matmul`.
 
-        The operands' own formats decide how they are multiplied: binary32 exactly, as four passes
-        of 12-bit halves; two FP8 operands may differ. Products are summed in binary32 in ascending
-        order of the inner index, K tile by K tile, so the result depends on the operands, their
-        formats and the number of rows of the array alone.
+        The operands' own formats decide how they are multiplied: binary32 enters whole, as 12-bit
+        halves in four passes; two FP8 operands may differ. Products are summed in binary32 in
+        ascending order of the inner index, K tile by K tile, so the result depends on the operands,
+        their formats and the number of rows of the array alone. Four passes are four sums, so even
+        a single binary32 product may be off by one unit in the last place, and infinity times a
+        number below 2**-137, whose high half is zero, is NaN.
 
         Parameters
         ----------

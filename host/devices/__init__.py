@@ -30,8 +30,8 @@ from ..errors import MakaluError, ToolMissing
 
 __all__ = ["BACKENDS", "Fault", "QueueState", "choose", "default_hbm", "missing", "start"]
 
-BACKENDS = ("native", "verilator", "pysim", "golden")
-"""Names, in the order in which ``auto`` considers them."""
+BACKENDS = ("verilator", "pysim", "golden", "native")
+"""Names, in the order in which ``auto`` considers them; it never comes to the last."""
 
 PYSIM_ROWS = 8
 """Largest array for which ``auto`` takes Amaranth's simulator: about 150 cycles per second."""
@@ -98,7 +98,6 @@ def choose(name, config):
             reason = f"too slow for a {config.rows} x {config.cols} array"
         if reason is None:
             why = {
-                "native": "the fastest simulation of the hardware",
                 "verilator": "the fastest simulation of the hardware that can be built here",
                 "pysim": "simulates the hardware without a compiler",
                 "golden": "the functional model: same numbers, no cycles",

@@ -129,7 +129,7 @@ class NativeMachine(BaseMachine):
 
     def __init__(self, config, hbm=None, *, progress=None):
         start = time.perf_counter()
-        self._simulation = None
+        self._simulation: Simulation | None = None
         self.config = config
         self.hbm = HbmConfig() if hbm is None else hbm
         settings = HbmSettings.of(config, self.hbm)
@@ -155,17 +155,17 @@ class NativeMachine(BaseMachine):
         self._words[0] = settings["words"]
         self._hbm = self._words[1:].view(np.uint8)
         library.machine_attach(self._simulation.state, self._words.ctypes.data)
-        value = sum(settings[name] << field.offset for name, field in _layout())
+        value = sum(settings[str(name)] << field.offset for name, field in _layout())
         self._simulation.set("settings", value)
         self._find_banks()
         self.step(1)
         self.build_s = time.perf_counter() - start
 
     def _find_banks(self):
-        config = self.config
-        found = {}
+        config, simulation, found = self.config, self._simulation, {}
+        assert simulation is not None
         for index, table in enumerate(self._model.table["memories"]):
-            rows = self._simulation.memory(index)
+            rows = simulation.memory(index)
             for lane, path in enumerate(table["paths"]):
                 found[path] = rows[:, lane], table["width"]
 

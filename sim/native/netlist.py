@@ -103,7 +103,7 @@ class Memory:
     name: str
     width: int
     depth: int
-    init: bytes | None
+    init: list[int] | None
     reads: list = field(
         default_factory=list
     )  # (addr, en | None, Value, transparent ports, clocked)
@@ -338,8 +338,8 @@ class _Flattener:
         for net in module["netnames"].values():
             fresh.update(bit for bit in net["bits"] if not isinstance(bit, str))
         for cell in module["cells"].values():
-            for bits in cell["connections"].values():
-                fresh.update(bit for bit in bits if not isinstance(bit, str))
+            for wires in cell["connections"].values():
+                fresh.update(bit for bit in wires if not isinstance(bit, str))
         fresh = sorted(fresh - numbers.keys())
         numbers.update(zip(fresh, self.bits(len(fresh)), strict=True))
 

@@ -67,9 +67,11 @@ class RandomLogic(wiring.Component):
                 made = Signal(shape)
                 m.d.comb += made.eq(value)
                 if rng.random() < 0.3:
-                    with m.Switch(rng.choice(pool)[:4]):
-                        for case in range(3):
-                            with m.Case(rng.getrandbits(2) + 4 * case):
+                    chosen = rng.choice(pool)[:4]
+                    cases = range(1 << len(chosen))
+                    with m.Switch(chosen):
+                        for case in rng.sample(cases, min(3, len(cases))):
+                            with m.Case(case):
                                 m.d.comb += made.eq(expression(rng, pool))
             pool.append(made)
         for k in range(6):
