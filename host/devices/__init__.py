@@ -33,6 +33,9 @@ __all__ = ["BACKENDS", "Fault", "QueueState", "choose", "default_hbm", "missing"
 BACKENDS = ("verilator", "pysim", "golden", "native")
 """Names, in the order in which ``auto`` considers them; it never comes to the last."""
 
+VERILATOR_ROWS = 32
+"""Largest array for which ``auto`` takes Verilator: a model of more takes hours to compile."""
+
 PYSIM_ROWS = 8
 """Largest array for which ``auto`` takes Amaranth's simulator: about 150 cycles per second."""
 
@@ -94,8 +97,11 @@ def choose(name, config):
     passed_over = []
     for candidate in BACKENDS:
         reason = missing(candidate, config)
+        size = f"{config.rows} x {config.cols} array"
+        if reason is None and candidate == "verilator" and config.rows > VERILATOR_ROWS:
+            reason = f"takes hours to compile for a {size}"
         if reason is None and candidate == "pysim" and config.rows > PYSIM_ROWS:
-            reason = f"too slow for a {config.rows} x {config.cols} array"
+            reason = f"too slow for a {size}"
         if reason is None:
             why = {
                 "verilator": "the fastest simulation of the hardware that can be built here",

@@ -33,7 +33,7 @@ from makalu.host.errors import (
 from makalu.host.lower import to_format
 from makalu.host.report import RunReport
 from makalu.rtl.arch import formats
-from makalu.rtl.arch.config import SMALL, TINY, HbmConfig
+from makalu.rtl.arch.config import SMALL, TINY, HbmConfig, TRN
 from makalu.rtl.arch.isa import (
     AccessPattern,
     DescriptorSide,
@@ -117,6 +117,9 @@ def test_auto_takes_the_first_that_can_be_built(monkeypatch):
 
     only("golden", "pysim", "verilator")
     assert devices.choose("auto", SMALL)[0] == "verilator"
+    name, reason = devices.choose("auto", TRN)
+    assert name == "golden"
+    assert "takes hours to compile for a 128 x 128 array" in reason
     only("golden", "pysim")
     name, reason = devices.choose("auto", SMALL)
     assert name == "golden"
