@@ -33,7 +33,7 @@ from makalu.host.errors import (
 from makalu.host.lower import to_format
 from makalu.host.report import RunReport
 from makalu.rtl.arch import formats
-from makalu.rtl.arch.config import SMALL, TINY, HbmConfig, TRN
+from makalu.rtl.arch.config import SMALL, TINY, TRN, HbmConfig
 from makalu.rtl.arch.isa import (
     AccessPattern,
     DescriptorSide,
