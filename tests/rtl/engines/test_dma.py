@@ -751,6 +751,28 @@ def test_a_queue_reads_what_the_descriptor_before_has_written(tiny):
     tiny.check()
 
 
+PAIRS = [(a, b) for a in ("hh", "hs", "sh", "ss") for b in ("hh", "hs", "sh", "ss") if a[1] == b[0]]
+
+
+@pytest.mark.parametrize(("writer", "reader"), PAIRS)
+def test_a_descriptor_reads_the_last_element_that_the_one_before_wrote(tiny, writer, reader):
+    """A slow writer, element by element far apart, then a reader of its last element alone."""
+    tiny.start(latency=40)
+
+    def side(kind, at, step, count):
+        dims = (step, count)
+        return hbm(0x1000 + at, dims) if kind == "h" else sbuf(TINY, 1, at, dims)
+
+    count, step = (128, 64) if writer[1] == "h" else (28, 16)
+    last = 0x40 + step * (count - 1)
+    source = 0x4000 if writer[0] == "h" else 0x200
+    first = Descriptor(2, side(writer[0], source, 4, count), side(writer[1], 0x40, step, count))
+    goal = 0x5000 if reader[1] == "h" else 0x3F0
+    then = Descriptor(2, side(reader[0], last, 4, 1), side(reader[1], goal, 4, 1))
+    tiny.job(0, [first, then])
+    tiny.check()
+
+
 def test_queues_take_turns(tiny):
     tiny.start(latency=10)
     for queue in range(4):
