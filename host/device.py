@@ -719,6 +719,12 @@ class Device:
             If numpy would not multiply them.
         """
         self._check_ready()
+        for name, operand in (("a", a), ("b", b)):
+            if isinstance(operand, Tensor):
+                raise DtypeError(
+                    f"{name} is a tensor on the device, and matmul takes arrays of the host: "
+                    f"pass {name}.read(), or execute a program with the tensors bound to it"
+                )
         a, b = np.asarray(a), np.asarray(b)
         shape = MatmulShape.of(a.shape, b.shape)
         fmts = operand_formats(a, b, dtype)

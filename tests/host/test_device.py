@@ -17,7 +17,7 @@ from makalu.firmware.kernels.matmul import matmul_reference
 from makalu.firmware.program import ProgramError
 from makalu.host import devices
 from makalu.host.allocator import ALIGNMENT, Allocator
-from makalu.host.device import Device
+from makalu.host.device import Device, Tensor
 from makalu.host.errors import (
     ClosedError,
     Deadlock,
@@ -107,6 +107,12 @@ def test_open_says_what_it_took_and_why(dev):
     assert dev.backend == "golden"
     assert dev.backend_reason == "asked for"
     assert "SMALL on golden" in repr(dev)
+
+
+def test_a_device_tensor_as_an_operand_is_named(dev):
+    tensor = Tensor.from_numpy(dev, np.ones((2, 2), np.float32))
+    with pytest.raises(DtypeError, match=r"b is a tensor on the device.*b\.read\(\)"):
+        dev.matmul(tensor.read(), tensor)
 
 
 def test_auto_takes_the_first_that_can_be_built(monkeypatch):
