@@ -2,11 +2,9 @@
 
 import numpy as np
 
-from .netlist import CONST0, CONST1, Unsupported
+from .netlist import CONST0, CONST1, WORD, Unsupported
 
 __all__ = ["WORD", "Body", "literal", "storage", "words"]
-
-WORD = 64
 
 
 def words(width):
@@ -420,7 +418,6 @@ class Body:
         """Arithmetic on at most 64 bits."""
         kind, width = cell.kind, cell.output.width
         cast = "(u64)" if width > 32 else ""
-        exact = False
         if kind in ("$add", "$sub", "$mul"):
             op = {"$add": "+", "$sub": "-", "$mul": "*"}[kind]
             a, b = (self.x(extended(n, width, both)) for n in "AB")
@@ -448,7 +445,7 @@ class Body:
             text = f"({ctype(width)})({text})"
         else:
             text = self.division(cell, extended, inputs, width, both)
-        if width not in (32, 64) and not exact:
+        if width not in (32, 64):
             text = f"({text}) & {_mask(width)}"
         self.define(cell.output, 0, text)
 

@@ -27,6 +27,9 @@ __all__ = [
 CONST0, CONST1 = -1, -2
 """Numbers of constant bits."""
 
+WORD = 64
+"""Bits of a word of C."""
+
 MIN_LANES = 1
 """Fewest instances that make a group."""
 
@@ -160,7 +163,19 @@ class Netlist:
     inputs: dict
     outputs: dict
     externs: list
-    names: dict
+
+    def asked(self, context):
+        """Lists of the bits that a context's memories, and the externs, look at."""
+        found = []
+        for memory in context.memories:
+            for addr, en, _, _, clocked in memory.reads:
+                found += [addr, en] if clocked else []
+            for port in memory.writes:
+                found += port
+        if context.number == 0:
+            for _, _, ports in self.externs:
+                found += [bits for bits in ports.values() if not isinstance(bits, Value)]
+        return found
 
 
 # Reading ------------------------------------------------------------------------------------------
@@ -310,7 +325,7 @@ class _Flattener:
         self.groups = {}
         self.aliases = {}
         self.pending = []
-        self.names = {}
+        self.clocks = []  # bits, and who is clocked by them
 
     def bits(self, count):
         """Numbers for ``count`` new bits."""
@@ -350,15 +365,13 @@ class _Flattener:
             ]
 
         inits = {}
-        for label, net in module["netnames"].items():
+        for net in module["netnames"].values():
             if "init" in net["attributes"]:
                 for bit, init in zip(
                     net["bits"], reversed(net["attributes"]["init"]), strict=False
                 ):
                     if init == "1" and not isinstance(bit, str):
                         inits[bit] = 1
-            if not net.get("hide_name"):
-                self.names.setdefault(f"{path}.{label}", (context.number, bits(net["bits"])))
         labels = {}
         for label, net in module["netnames"].items():
             if not net.get("hide_name"):
@@ -380,6 +393,7 @@ class _Flattener:
                 raw = wires[out]
                 init = sum(inits.get(bit, 0) << i for i, bit in enumerate(raw))
                 if kind in CLOCKED:
+                    self.clocks += [(bit, f"{where} {_source(cell)}") for bit in bits(wires["CLK"])]
                     if _number(cell["parameters"]["CLK_POLARITY"]) != 1:
                         raise Unsupported(f"{where} {_source(cell)}: clocked by the falling edge")
                 name = next((labels[bit] for bit in raw if bit in labels), label)
@@ -492,6 +506,8 @@ class _Flattener:
         if _number(p["OFFSET"]):
             raise Unsupported(f"{path} {_source(cell)}: memory with an offset")
         writes, reads = _number(p["WR_PORTS"]), _number(p["RD_PORTS"])
+        clocks = [bit for i, bit in enumerate(wires["RD_CLK"]) if p["RD_CLK_ENABLE"][-1 - i] == "1"]
+        self.clocks += [(bit, f"{path} {_source(cell)}") for bit in bits(clocks + wires["WR_CLK"])]
 
         def flag(parameter, i):
             text = p[parameter]
@@ -561,17 +577,39 @@ class _Flattener:
                 self.drive(own, value)
                 inputs[name] = value
                 ports.update(zip(port["bits"], own, strict=True))
-        self.module(self.top, self.rest, ports, self.top)
+        numbers = self.module(self.top, self.rest, ports, self.top)
+        constants = {"0": CONST0, "1": CONST1, "x": CONST0}
         outputs = {
-            name: np.array(self.names[f"{self.top}.{name}"][1])
+            name: np.array([constants.get(bit, numbers.get(bit)) for bit in port["bits"]])
             for name, port in top["ports"].items()
             if port["direction"] == "output"
         }
         self.resolve()
+        self.check_clocks()
         return Netlist(
             self.contexts, self.values, np.array(self.value_of), np.array(self.offset_of),
-            np.array(self.lane_of), inputs, outputs, self.externs, self.names,
+            np.array(self.lane_of), inputs, outputs, self.externs,
         )  # fmt: skip
+
+    def check_clocks(self):
+        """Everything must be clocked by one input of the top."""
+        ports = {group.port.number: group for group in self.groups.values()}
+        first = None
+        for bit, where in self.clocks:
+            group = ports.get(self.value_of[bit]) if bit >= 0 else None
+            seen = {bit} if group is None else set(group.binding[:, self.offset_of[bit]].tolist())
+            for source in seen:
+                value = self.value_of[source] if source >= 0 else source
+                clock = value, self.offset_of[source]
+                if value < 0 or self.values[value].kind != "input":
+                    raise Unsupported(f"{where}: not clocked by an input of the top")
+                if first is None:
+                    first = clock
+                if clock != first:
+                    raise Unsupported(
+                        f"{where}: a second clock, {self.values[value].name}; the first is "
+                        f"{self.values[first[0]].name}, and there may be only one"
+                    )
 
     def resolve(self):
         """Say for each bit what drives it: bits that lanes drive, and aliases."""

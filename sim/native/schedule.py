@@ -11,11 +11,9 @@ from itertools import pairwise
 
 import numpy as np
 
-from .netlist import CLOCKED, CONST0, CONST1, Cell, Unsupported, Value
+from .netlist import CLOCKED, CONST0, CONST1, WORD, Cell, Unsupported, Value
 
 __all__ = ["Field", "Pass", "Schedule", "schedule"]
-
-WORD = 64
 
 
 @dataclass(eq=False)
@@ -135,18 +133,7 @@ def _sinks(netlist, context):
     for cell in context.cells:
         if cell.kind in CLOCKED:
             bits += _inputs(cell)
-    for memory in context.memories:
-        for addr, en, _, _, clocked in memory.reads:
-            if clocked:
-                bits += [*addr, *en]
-        for addr, en, data in memory.writes:
-            bits += [*addr, *en, *data]
-    if context.number == 0:
-        for _, _, ports in netlist.externs:
-            for port in ports.values():
-                if not isinstance(port, Value):
-                    bits += port
-    return bits
+    return bits + [bit for asked in netlist.asked(context) for bit in asked]
 
 
 def schedule(netlist):

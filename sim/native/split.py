@@ -54,21 +54,12 @@ def _cuts(netlist, wide):
                     for at, (before, bit) in enumerate(pairwise(bits), 1):
                         if not _adjacent(netlist, before, bit):
                             found[cell.output.number].add(at % cell.output.width)
-        for memory in context.memories:
-            for addr, en, *_ in memory.reads:
-                look(addr)
-                look(en)
-            for ports in memory.writes:
-                for bits in ports:
-                    look(bits)
+        for bits in netlist.asked(context):
+            look(bits)
         if context.number:
             look(context.binding)
     for bits in netlist.outputs.values():
         look(bits)
-    for _, _, ports in netlist.externs:
-        for port in ports.values():
-            if not isinstance(port, Value):
-                look(port)
     return found
 
 

@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from makalu.host import devices
 from makalu.host.devices.registers import RegisterRunner
 from makalu.rtl.arch.config import TINY, HbmConfig
 from makalu.rtl.arch.formats import BF16, FP32
@@ -152,9 +151,6 @@ def native():
     """TINY as C, with a short watchdog."""
     from makalu.sim.backends.native import NativeMachine
 
-    reason = devices.missing("native", TINY)
-    if reason is not None:
-        pytest.skip(reason)
     with NativeMachine(TINY, HbmConfig(size_bytes=HBM_BYTES)) as machine:
         yield RegisterRunner(machine)
 

@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from amaranth.hdl import Cat, Instance, Module, Signal
+from amaranth.hdl import Cat, ClockDomain, ClockSignal, Instance, Module, Signal
 from amaranth.lib import wiring
 from amaranth.lib.crc.catalog import CRC32_ETHERNET
 from amaranth.lib.fifo import SyncFIFOBuffered
@@ -110,8 +110,9 @@ def lanes(model):
 def test_rows_in_a_grid(tmp_path, seed, options, change):
     rng = random.Random(seed)
     order = [None, *(rng.choice([None, i]) for i in range(9))]
-    make = lambda: Grid(10, 4, order)  # noqa: E731
-    model = compare(make, tmp_path, cycles=200, change=change, **options)
+    model = compare(
+        lambda: Grid(10, 4, order), tmp_path, cycles=200, change=change, **options
+    )  # fmt: skip
     assert max(lanes(model).values()) >= 10
 
 
@@ -230,6 +231,37 @@ def test_designs_that_are_not_ours(tmp_path, change):
     model = compare(Several, tmp_path, cycles=300, change=change)
     assert 6 in lanes(model).values()
     assert 4 in lanes(model).values()
+
+
+class Clocks(wiring.Component):
+    """Two registers, perhaps with a clock each."""
+
+    a: In(4)
+    other: In(1)
+    o: Out(4)
+
+    def __init__(self, edge="pos", second=True):
+        self.edge, self.second = edge, second
+        super().__init__()
+
+    def elaborate(self, platform):
+        m = Module()
+        m.domains.late = late = ClockDomain(clk_edge=self.edge, reset_less=True)
+        m.d.comb += late.clk.eq(self.other if self.second else ClockSignal())
+        held = Signal(4)
+        m.d.sync += held.eq(self.a)
+        m.d.late += self.o.eq(held)
+        return m
+
+
+@pytest.mark.parametrize(
+    ("design", "message"),
+    [(Clocks(), "a second clock"), (Clocks("neg", False), "falling edge")],
+    ids=["two clocks", "falling edge"],
+)
+def test_what_is_not_clocked_by_the_one_clock_is_named(tmp_path, design, message):
+    with pytest.raises(Unsupported, match=rf"top\..*{message}"):
+        build(design, tmp_path)
 
 
 class Missing(wiring.Component):
