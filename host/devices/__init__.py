@@ -30,8 +30,10 @@ from ..errors import MakaluError, ToolMissing
 
 __all__ = ["BACKENDS", "Fault", "QueueState", "choose", "default_hbm", "missing", "start"]
 
-BACKENDS = ("verilator", "pysim", "golden", "native")
-"""Names, in the order in which ``auto`` considers them; it never comes to the last."""
+AUTO = ("verilator", "pysim", "golden")
+"""Backends in the order in which ``auto`` considers them."""
+
+BACKENDS = (*AUTO, "native")
 
 VERILATOR_ROWS = 32
 """Largest array for which ``auto`` takes Verilator: a model of more takes hours to compile."""
@@ -95,7 +97,7 @@ def choose(name, config):
             raise ToolMissing(f"backend {name}: {reason}")
         return name, "asked for"
     passed_over = []
-    for candidate in BACKENDS:
+    for candidate in AUTO:
         reason = missing(candidate, config)
         size = f"{config.rows} x {config.cols} array"
         if reason is None and candidate == "verilator" and config.rows > VERILATOR_ROWS:

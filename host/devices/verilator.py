@@ -1,8 +1,7 @@
 """Run the hardware as Verilog that Verilator has compiled."""
 
 from ...sim import toolchain
-from ..errors import MakaluError, ToolMissing
-from .registers import RegisterRunner
+from .compiled import missing_tool, start_compiled
 
 __all__ = ["missing", "start"]
 
@@ -10,21 +9,11 @@ __all__ = ["missing", "start"]
 def missing(config):
     """Why nothing can be compiled here, or ``None``."""
     del config
-    try:
-        toolchain.find_verilator()
-        toolchain.find_cxx()
-    except toolchain.ToolMissing as error:
-        return str(error)
-    return None
+    return missing_tool(toolchain.find_verilator, toolchain.find_cxx)
 
 
 def start(config, hbm, on_build=None):
-    """A compiled core with its HBM; built once per configuration, then taken from the cache."""
+    """See :func:`~.compiled.start_compiled`."""
     from ...sim.backends.verilator import VerilatorMachine
 
-    try:
-        return RegisterRunner(VerilatorMachine(config, hbm, progress=on_build))
-    except toolchain.ToolMissing as error:
-        raise ToolMissing(f"backend verilator: {error}") from None
-    except toolchain.BuildError as error:
-        raise MakaluError(f"backend verilator could not be built: {error}") from None
+    return start_compiled(VerilatorMachine, config, hbm, on_build)

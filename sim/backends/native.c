@@ -56,4 +56,6 @@ int machine_run(struct state *s, u32 address, u32 mask, u64 cycles) {
 
 void machine_attach(struct state *s, void *hbm) { s->user = hbm; }
 
+void machine_step(struct state *s, u64 cycles) { step(s, cycles); }
+
 u64 machine_cycles(struct state *s) { return s->cycles; }

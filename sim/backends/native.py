@@ -9,6 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
+from amaranth.lib.data import Layout
 
 from ... import rtl
 from ...rtl.arch.config import HbmConfig
@@ -18,7 +19,7 @@ from ..memory import ARRAY, HbmSettings
 from ..native.model import Model, Simulation, compile_netlist, netlist_of
 from ..native.netlist import Extern, Value
 from ..top import SimTop
-from .base import BUSY, STATUS, BaseMachine
+from .compiled import CompiledMachine, declare
 
 __all__ = ["NativeMachine", "build"]
 
@@ -112,7 +113,7 @@ def build(config, *, progress=None):
     return toolchain.cached("machine", f"native_{name}", key, fill)
 
 
-class NativeMachine(BaseMachine):
+class NativeMachine(CompiledMachine):
     """A core with its HBM, compiled from C that loops over lanes.
 
     Parameters
@@ -125,138 +126,40 @@ class NativeMachine(BaseMachine):
     """
 
     name = "native"
-    _slice = 4000
 
     def __init__(self, config, hbm=None, *, progress=None):
         start = time.perf_counter()
-        self._simulation: Simulation | None = None
         self.config = config
         self.hbm = HbmConfig() if hbm is None else hbm
-        settings = HbmSettings.of(config, self.hbm)
-        if settings["words"] > memory.ARRAY_WORDS:
-            raise ValueError(
-                f"HbmConfig: size_bytes must be at most {8 * memory.ARRAY_WORDS} here, "
-                f"not {self.hbm.size_bytes}"
-            )
-        self._model = Model(build(config, progress=progress))
-        library, pointer, u32 = self._model.library, ctypes.c_void_p, ctypes.c_uint32
-        for name, *arguments in (
-            ("reg_write", u32, u32),
-            ("reg_read", u32, ctypes.POINTER(u32)),
-            ("run", u32, u32, ctypes.c_uint64),
-            ("attach", pointer),
-            ("cycles",),
-        ):
-            getattr(library, f"machine_{name}").argtypes = [pointer, *arguments]
-        library.machine_cycles.restype = ctypes.c_uint64
-        self._simulation = Simulation(self._model)
+        settings = self._settings()
+        model = Model(build(config, progress=progress))
+        self._library = model.library
+        declare(self._library)
+        self._library.machine_attach.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+        self._simulation = Simulation(model)
+        self._handle = self._simulation.state
         # Fresh pages of the system: nothing is touched before it is used.
         self._words = np.zeros(1 + settings["words"], np.uint64)
         self._words[0] = settings["words"]
         self._hbm = self._words[1:].view(np.uint8)
-        library.machine_attach(self._simulation.state, self._words.ctypes.data)
-        value = sum(settings[str(name)] << field.offset for name, field in _layout())
+        self._library.machine_attach(self._handle, self._words.ctypes.data)
+        layout = Layout.cast(HbmSettings)
+        value = sum(settings[str(name)] << field.offset for name, field in layout)
         self._simulation.set("settings", value)
-        self._find_banks()
+        found = []
+        for index, table in enumerate(model.table["memories"]):
+            rows = self._simulation.memory(index)
+            found += [
+                (path, rows[:, lane].view(np.uint8)) for lane, path in enumerate(table["paths"])
+            ]
+        self._find_banks(found)
         self.step(1)
         self.build_s = time.perf_counter() - start
 
-    def _find_banks(self):
-        config, simulation, found = self.config, self._simulation, {}
-        assert simulation is not None
-        for index, table in enumerate(self._model.table["memories"]):
-            rows = simulation.memory(index)
-            for lane, path in enumerate(table["paths"]):
-                found[path] = rows[:, lane], table["width"]
+    def _free(self):
+        self._words = None
+        self._simulation.close()
 
-        def banks(block, width, count):
-            matching = sorted(
-                (
-                    (path, rows)
-                    for path, (rows, bits) in found.items()
-                    if bits == width and re.search(rf"\.{block}(\$\d+)?\.", path)
-                ),
-                key=lambda item: _natural(item[0]),
-            )
-            if len(matching) != config.partitions * count:
-                raise LookupError(
-                    f"the model has {len(matching)} banks of {block}, "
-                    f"not {config.partitions * count}"
-                )
-            views = [rows.view(np.uint8) for _, rows in matching]
-            return [views[p * count : (p + 1) * count] for p in range(config.partitions)]
-
-        self._sbuf = banks("sbuf", 128, self._SBUF_BANKS)
-        self._psum = banks("psum", 32, config.psum_banks)
-
-    def close(self):
-        """Free the machine; may be called twice."""
-        if self._simulation is not None:
-            self._hbm = self._words = self._sbuf = self._psum = None
-            self._simulation.close()
-            self._simulation = None
-
-    def __del__(self):
-        self.close()
-
-    @property
-    def _state(self):
-        if self._simulation is None:
-            raise RuntimeError("the machine is closed")
-        return self._simulation.state
-
-    @property
-    def cycles(self):
-        """Clock cycles simulated so far."""
-        return self._model.library.machine_cycles(self._state) - 1
-
-    def step(self, cycles):
-        """Let ``cycles`` cycles pass."""
-        while cycles > 0:  # in slices, so that an interrupt is heard
-            self._model.library.step(self._state, min(cycles, self._slice))
-            cycles -= self._slice
-
-    def reg_write(self, address, value):
-        """Write a register."""
-        response = self._model.library.machine_reg_write(self._state, address, value)
-        self._checked("write", address, response)
-
-    def reg_read(self, address):
-        """Return what a register holds."""
-        value = ctypes.c_uint32()
-        response = self._model.library.machine_reg_read(self._state, address, ctypes.byref(value))
-        self._checked("read", address, response)
-        return value.value
-
-    def _run(self, cycles):
-        state = self._model.library.machine_run(self._state, STATUS, BUSY, cycles)
-        self._checked("read", STATUS, min(state, 0))
-        return state == 1
-
-    def _hbm_read(self, address, nbytes):
-        return self._hbm[address : address + nbytes].tobytes()
-
-    def _hbm_write(self, address, data):
-        self._hbm[address : address + len(data)] = data
-
-    def _sbuf_bank(self, partition, bank):
-        return self._sbuf[partition][bank].reshape(-1)
-
-    def _sbuf_bank_write(self, partition, bank, contents):
-        self._sbuf[partition][bank][:] = contents.reshape(-1, 16)
-
-    def _psum_bank(self, partition, bank):
-        return self._psum[partition][bank].reshape(-1)
-
-    def _psum_bank_write(self, partition, bank, contents):
-        self._psum[partition][bank][:] = contents.reshape(-1, 4)
-
-
-def _layout():
-    from amaranth.lib.data import Layout
-
-    return Layout.cast(HbmSettings)
-
-
-def _natural(name):
-    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]
+    def _put(self, view, contents):
+        super()._put(view, contents)
+        self._simulation.touch()

@@ -18,7 +18,7 @@ from ...rtl.verilog import to_rtlil, to_verilog
 from .. import memory, toolchain
 from ..memory import ARRAY, HbmSettings
 from ..top import SimTop
-from .base import BUSY, STATUS, BaseMachine
+from .compiled import CompiledMachine, declare
 
 __all__ = ["VerilatorMachine", "build"]
 
@@ -149,20 +149,16 @@ def build(config, *, progress=None, jobs=2):
 
 def _load(path):
     library = ctypes.CDLL(str(path))
-    pointer, u64, u32 = ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint32
+    pointer, u64 = ctypes.c_void_p, ctypes.c_uint64
     for name, result, *arguments in (
         ("open", pointer, u64, u64, u64, u64),
         ("close", None, pointer),
         ("hbm", pointer, pointer),
-        ("cycles", u64, pointer),
         ("memories", u64, pointer, ctypes.c_char_p, u64),
-        ("reg_write", ctypes.c_int, pointer, u32, u32),
-        ("reg_read", ctypes.c_int, pointer, u32, ctypes.POINTER(u32)),
-        ("step", None, pointer, u64),
-        ("run", ctypes.c_int, pointer, u32, u32, u64),
     ):
         function = getattr(library, f"machine_{name}")
         function.restype, function.argtypes = result, arguments
+    declare(library)
     return library
 
 
@@ -170,11 +166,7 @@ def _view(address, nbytes):
     return np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(address))
 
 
-def _natural(name):
-    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]
-
-
-class VerilatorMachine(BaseMachine):
+class VerilatorMachine(CompiledMachine):
     """A core with its HBM, compiled by Verilator.
 
     Parameters
@@ -187,112 +179,23 @@ class VerilatorMachine(BaseMachine):
     """
 
     name = "verilator"
-    _slice = 4000
 
     def __init__(self, config, hbm=None, *, progress=None, jobs=2):
         start = time.perf_counter()
-        self._handle = None
         self.config = config
         self.hbm = HbmConfig() if hbm is None else hbm
-        settings = HbmSettings.of(config, self.hbm)
-        if settings["words"] > memory.ARRAY_WORDS:
-            raise ValueError(
-                f"HbmConfig: size_bytes must be at most {8 * memory.ARRAY_WORDS} here, "
-                f"not {self.hbm.size_bytes}"
-            )
+        settings = self._settings()
         self._library = _load(build(config, progress=progress, jobs=jobs))
         self._handle = self._library.machine_open(*settings.values())
         if self._handle is None:
             raise MemoryError(f"no room for {self.hbm.size_bytes} bytes of HBM")
         self._hbm = _view(self._library.machine_hbm(self._handle), self.hbm.size_bytes)
-        self._find_banks()
-        self.build_s = time.perf_counter() - start
-
-    def _find_banks(self):
         size = self._library.machine_memories(self._handle, None, 0)
         text = ctypes.create_string_buffer(size)
         self._library.machine_memories(self._handle, text, size)
         found = [line.split() for line in text.value.decode().splitlines()]
-        config = self.config
+        self._find_banks([(scope, _view(int(at), int(nbytes))) for scope, nbytes, at in found])
+        self.build_s = time.perf_counter() - start
 
-        def banks(block, bank_bytes, count):
-            matching = sorted(
-                (
-                    (scope, int(address))
-                    for scope, nbytes, address in found
-                    if re.search(rf"\.{block}(\$\d+)?\.", scope) and int(nbytes) == bank_bytes
-                ),
-                key=lambda item: _natural(item[0]),
-            )
-            if len(matching) != config.partitions * count:
-                raise LookupError(
-                    f"the model has {len(matching)} banks of {block}, "
-                    f"not {config.partitions * count}"
-                )
-            views = [_view(address, bank_bytes) for _, address in matching]
-            return [views[p * count : (p + 1) * count] for p in range(config.partitions)]
-
-        self._sbuf = banks("sbuf", config.sbuf_bytes // self._SBUF_BANKS, self._SBUF_BANKS)
-        self._psum = banks("psum", config.psum_bank_bytes, config.psum_banks)
-
-    def close(self):
-        """Free the machine; may be called twice."""
-        if self._handle is not None:
-            self._hbm = self._sbuf = self._psum = None
-            self._library.machine_close(self._handle)
-            self._handle = None
-
-    def __del__(self):
-        self.close()
-
-    @property
-    def _open(self):
-        if self._handle is None:
-            raise RuntimeError("the machine is closed")
-        return self._handle
-
-    @property
-    def cycles(self):
-        """Clock cycles simulated so far."""
-        return self._library.machine_cycles(self._open) - 1
-
-    def step(self, cycles):
-        """Let ``cycles`` cycles pass."""
-        while cycles > 0:  # in slices, so that an interrupt is heard
-            self._library.machine_step(self._open, min(cycles, self._slice))
-            cycles -= self._slice
-
-    def reg_write(self, address, value):
-        """Write a register."""
-        response = self._library.machine_reg_write(self._open, address, value)
-        self._checked("write", address, response)
-
-    def reg_read(self, address):
-        """Return what a register holds."""
-        value = ctypes.c_uint32()
-        response = self._library.machine_reg_read(self._open, address, ctypes.byref(value))
-        self._checked("read", address, response)
-        return value.value
-
-    def _run(self, cycles):
-        state = self._library.machine_run(self._open, STATUS, BUSY, cycles)
-        self._checked("read", STATUS, min(state, 0))
-        return state == 1
-
-    def _hbm_read(self, address, nbytes):
-        return self._hbm[address : address + nbytes].tobytes()
-
-    def _hbm_write(self, address, data):
-        self._hbm[address : address + len(data)] = data
-
-    def _sbuf_bank(self, partition, bank):
-        return self._sbuf[partition][bank]
-
-    def _sbuf_bank_write(self, partition, bank, contents):
-        self._sbuf[partition][bank][:] = contents
-
-    def _psum_bank(self, partition, bank):
-        return self._psum[partition][bank]
-
-    def _psum_bank_write(self, partition, bank, contents):
-        self._psum[partition][bank][:] = contents
+    def _free(self):
+        self._library.machine_close(self._handle)

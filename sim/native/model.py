@@ -155,8 +155,12 @@ class Simulation:
         """Let clock cycles pass."""
         self.model.library.step(self.state, cycles)
 
+    def touch(self):
+        """Say that a memory was written from outside, so that nothing idle misses it."""
+        self.model.library.touch(self.state)
+
     def memory(self, index):
-        """Rows of a memory: unsigned array [depth, lanes, words]."""
+        """Rows of a memory: unsigned array [depth, lanes, words]. See :meth:`touch`."""
         m = self.model.table["memories"][index]
         part = words(m["width"])
         ctype = {8: ctypes.c_uint8, 16: ctypes.c_uint16, 32: ctypes.c_uint32}.get(

@@ -233,6 +233,56 @@ def test_designs_that_are_not_ours(tmp_path, change):
     assert 4 in lanes(model).values()
 
 
+class Look(wiring.Component):
+    """A memory that is read without a clock, among other cells."""
+
+    at: In(3)
+    mix: In(8)
+    data: Out(8)
+
+    def elaborate(self, platform):
+        m = Module()
+        m.submodules.memory = memory = Memory(shape=8, depth=8, init=[])
+        read, write = memory.read_port(domain="comb"), memory.write_port()
+        sum_ = Signal(8)
+        m.d.sync += sum_.eq((sum_ + self.mix * 3) & self.mix)
+        m.d.comb += [
+            read.addr.eq(self.at), self.data.eq(read.data ^ (sum_ * 5)),
+            write.addr.eq(self.at), write.data.eq(sum_), write.en.eq(self.mix.all()),
+        ]  # fmt: skip
+        return m
+
+
+class Looks(wiring.Component):
+    at: In(3)
+    mix: In(8)
+    data: Out(80)
+
+    def elaborate(self, platform):
+        m, data = Module(), []
+        for i in range(10):
+            m.submodules[f"look{i}"] = look = Look()
+            m.d.comb += [look.at.eq(self.at), look.mix.eq(self.mix)]
+            data.append(look.data)
+        m.d.comb += self.data.eq(Cat(data))
+        return m
+
+
+def test_an_idle_group_sees_what_is_written_into_its_memory_from_outside(tmp_path):
+    simulation = build(Looks(), tmp_path)
+    assert 10 in lanes(simulation.model).values()
+    simulation.set("at", 5)
+    simulation.step(20)
+    simulation.settle()
+    assert simulation.get("data") == 0
+    rows = simulation.memory(0)
+    rows[5, :, 0] = range(1, 11)
+    simulation.touch()
+    simulation.settle()
+    assert simulation.get("data").to_bytes(10, "little") == bytes(range(1, 11))
+    simulation.close()
+
+
 class Clocks(wiring.Component):
     """Two registers, perhaps with a clock each."""
 
