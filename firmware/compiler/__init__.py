@@ -3,6 +3,7 @@
 ==============  ====================================================================================
 module          does
 ==============  ====================================================================================
+``contents``    refuses reads of what was never written; fills PSUM with zeros
 ``schedule``    lowers operations to instructions; finds dependences; inserts waits
 ``allocate``    gives tiles their SBUF and PSUM addresses
 ``transfer``    lowers copies to DMA descriptors, split over the engines
@@ -17,6 +18,7 @@ from ...rtl.arch.isa import Engine, UpdateMode, WaitMode
 from .. import program as _program
 from . import encode, schedule, transfer
 from .allocate import allocate_psum, allocate_sbuf
+from .contents import check_contents, fill_zeros
 
 __all__ = ["compile_trace"]
 
@@ -30,10 +32,15 @@ def compile_trace(trace):
     Raises
     ------
     :exc:`~..nki.KernelError`
-        If tiles do not fit, or something is read that was never written.
+        If tiles do not fit, something is read that was never written, or an output is not written
+        whole.
     """
     config = trace.config
     schedule.lifetimes(trace)
+    zeros = check_contents(trace)
+    if zeros:
+        fill_zeros(trace, zeros)
+        schedule.lifetimes(trace)  # positions have moved
     allocate_sbuf(trace)
     allocate_psum(trace)
     instrs = schedule.lower_trace(trace)
@@ -50,7 +57,7 @@ def compile_trace(trace):
 
     semaphores = schedule.Semaphores(config)
     sizes = schedule.regions(trace, instrs)
-    updating, slots = schedule.insert_waits(trace, instrs, sizes, semaphores)
+    updating, slots = schedule.insert_waits(instrs, sizes, semaphores)
 
     table = encode.encode_accesses(_accesses(instrs))
     queues = {engine: [] for engine in Engine}  # per queue: instructions, or (location, waits)

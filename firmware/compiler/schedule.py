@@ -15,7 +15,7 @@ from itertools import pairwise
 from ...rtl.arch import formats
 from ...rtl.arch.isa import Engine, Half
 from ..nki.tensor import PARTITION, KernelError, byte_runs
-from ..nki.trace import COPY, DMA, MATMUL, MEMSET
+from ..nki.trace import COPY, DMA, MATMUL, MEMSET, ZERO
 
 __all__ = ["Instr", "Semaphores", "insert_waits", "lower_trace", "regions"]
 
@@ -98,7 +98,7 @@ def lower_trace(trace):
     last_stationary = None
     for op in trace.ops:
         kind, location = op.kind, op.location
-        if kind == MATMUL:
+        if kind in (MATMUL, ZERO):
             s, m, d, accumulate = op.src, op.moving, op.dst, op.value
             if s.dtype is fp32 or m.dtype is fp32:
                 s_halves = (Half.LO, Half.HI) if s.dtype is fp32 else (Half.WHOLE,)
@@ -135,7 +135,9 @@ def lower_trace(trace):
 
 
 def lifetimes(trace):
-    """Set the first and last use of every tile, as positions in the trace."""
+    """Set the first and last use of every tensor, as positions in the trace."""
+    for storage in trace.storages:
+        storage.span = None
     for position, op in enumerate(trace.ops):
         for operand in (op.dst, op.src, op.moving):
             if operand is None:
@@ -264,7 +266,7 @@ class _Cell:
         self.readers = {}  # stream -> [(first, last, instruction)]
 
 
-def insert_waits(trace, instrs, sizes, semaphores):
+def insert_waits(instrs, sizes, semaphores):
     """Set the ``waits`` of every instruction: tuple of ``(semaphore, value)``.
 
     ``engines_used`` of every transfer must be set. Values of the in-order semaphores 0..4 count the
@@ -290,18 +292,15 @@ def insert_waits(trace, instrs, sizes, semaphores):
                 continue
             first, last = region.first, region.last
             memory = memories[region.memory]
-            written = False
             for c in region.cells:
                 cell = memory[c]
                 if cell is None:
                     cell = memory[c] = _Cell()
                 for a, b, w in cell.writers:
-                    if a < last and first < b:
-                        written = True
-                        if not (stream == MM == streams[w]):
-                            at = coordinate[w]
-                            if needs.get(at, 0) < value[w]:
-                                needs[at] = value[w]
+                    if a < last and first < b and not (stream == MM == streams[w]):
+                        at = coordinate[w]
+                        if needs.get(at, 0) < value[w]:
+                            needs[at] = value[w]
                 readers = cell.readers.get(stream)
                 if readers is None:
                     cell.readers[stream] = [(first, last, i)]
@@ -311,8 +310,6 @@ def insert_waits(trace, instrs, sizes, semaphores):
                     cell.readers[stream] = [r for r in readers if r[0] < first or last < r[1]] + [
                         (first, last, i)
                     ]
-            if not written and not isinstance(region.memory, int):
-                raise _uninitialised(trace, ins)
         for region in ins.writes:
             if not region.cells:
                 continue
@@ -394,11 +391,3 @@ def insert_waits(trace, instrs, sizes, semaphores):
     return {reached[need] for need in waited}, [
         (coordinate[i] if ins.stream >= LOAD else None) for i, ins in enumerate(instrs)
     ]
-
-
-def _uninitialised(trace, ins):
-    storage = ins.src.storage
-    return KernelError(
-        f"{storage} is read before anything was written there: fill it first, with nisa.dma_copy, "
-        f"nisa.nc_matmul, nisa.tensor_copy or nisa.memset\n  at {trace.where(ins.location)}"
-    )

@@ -5,11 +5,11 @@ operation. Errors name the tensors, the limit and the kernel's line.
 """
 
 import enum
-import math
 
 from ...rtl.arch import formats as _formats
 from . import trace as _trace
 from .tensor import NkiTensor
+from .written import Written
 
 __all__ = [
     "dma_copy", "engine", "get_nc_version", "gpsimd_engine", "matmul_perf_mode", "memset",
@@ -75,6 +75,8 @@ def _access(trace, what, view, buffers):
         }[view.storage.buffer]
         if view.storage.buffer == "psum" and what.endswith("dst"):
             hint = "allocate it with buffer=nl.sbuf"
+            if what == "memset dst":
+                hint = "nl.zeros(..., buffer=nl.psum) makes a tile of zeros"
         raise trace.error(f"{what} = {view} must be in {' or '.join(buffers)}; {hint}")
     found = view._access
     if found is None:
@@ -119,7 +121,9 @@ def nc_matmul(
     moving : SBUF tile ``[K, N]``
         N at most ``nl.tile_size.gemm_moving_fmax``.
     accumulate : :class:`bool` or ``None``
-        ``None`` overwrites at the first write to a region of dst and accumulates after it.
+        ``None`` overwrites where no matmul has written dst, and accumulates where one has. A dst
+        that was written in part is refused, unless :func:`~.language.nl.zeros` made it: then the
+        rest counts from zero.
 
     The onezero hints are accepted; results do not depend on them.
     """
@@ -166,50 +170,39 @@ def nc_matmul(
             f"nc_matmul: float32 and tf32 multiply only with each other, not stationary "
             f"{stationary} with moving {moving}; convert one with nisa.tensor_copy"
         )
-    region = (d.count, d.offset, d.dims)
-    written = dst.storage.written
-    if accumulate is None:
-        accumulate = region in written or _was_written(trace, dst, d, written)
-    elif accumulate and region not in written and not _touched(d, written):
-        if not dst.storage.fresh:
+    region, storage = (d.count, d.offset, d.dims), d.storage
+    if storage.written is None:
+        storage.written = Written(storage)
+    if region in storage.written.regions:
+        accumulate = accumulate is None or bool(accumulate)
+    else:
+        accumulate = _first_matmul(trace, dst, d, accumulate)
+        storage.written.regions.add(region)
+    trace.ops.append(_trace.Op(_trace.MATMUL, d, s, m, accumulate, trace.location()))
+
+
+def _first_matmul(trace, dst, access, accumulate):
+    """Whether the first matmul to exactly this region adds to it; its elements are written then."""
+    _writable(trace, "nc_matmul", dst)
+    storage = dst.storage
+    cells = storage.written.cells(access)
+    if not cells.any():
+        if accumulate and not storage.zeros:
             raise trace.error(
                 f"nc_matmul: accumulate=True, but no matmul has written dst {dst} before; "
                 "use accumulate=None, or allocate it with nl.zeros"
             )
         accumulate = False
-    written[region] = True
-    trace.ops.append(_trace.Op(_trace.MATMUL, d, s, m, bool(accumulate), trace.location()))
-
-
-def _touched(access, written):
-    """Whether earlier matmuls wrote any of a region."""
-    low, high = _hull(access.offset, access.dims)
-    hulls = (_hull(offset, dims) for _, offset, dims in written)
-    return any(first < high and low < last for first, last in hulls)
-
-
-def _was_written(trace, dst, access, written):
-    """Whether earlier matmuls wrote all of a region (not: none of it)."""
-    low, high = _hull(access.offset, access.dims)
-    for count, offset, dims in written:
-        other_low, other_high = _hull(offset, dims)
-        if other_low >= high or low >= other_high:
-            continue
-        inside = other_low <= low and high <= other_high and access.count <= count
-        dense = (other_high - other_low) // 4 == math.prod(n for _, n in dims)
-        if inside and dense:
-            return True
+    elif cells.all() or storage.zeros:
+        accumulate = accumulate is None or bool(accumulate)
+    elif accumulate is None or accumulate:
         raise trace.error(
-            f"nc_matmul: part of dst {dst} was written by an earlier matmul and part was not; "
-            "say accumulate=True or accumulate=False"
+            f"nc_matmul: part of dst {dst} was written by an earlier matmul and part was not "
+            f"({storage.written.missing(access)}), so there is no sum to add to; say "
+            "accumulate=False to overwrite all of it, or allocate it with nl.zeros"
         )
-    return False
-
-
-def _hull(offset, dims):
-    low = offset + 4 * sum(min(0, step * (count - 1)) for step, count in dims)
-    high = offset + 4 * sum(max(0, step * (count - 1)) for step, count in dims) + 4
-    return low, high
+    cells[...] = True
+    return bool(accumulate)
 
 
 def _same_shape(trace, what, dst, src):

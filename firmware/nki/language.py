@@ -98,6 +98,12 @@ def ndarray(shape, dtype, buffer=None, name=""):
     """A new tensor without defined contents, in SBUF unless ``buffer`` says otherwise.
 
     In SBUF and PSUM the first axis is the partition axis. A PSUM tile is one bank wide at most.
+    Write before you read: a kernel that reads elements that it has not written does not compile.
+
+    Raises
+    ------
+    :exc:`~.tensor.KernelError`
+        If the tile does not fit its memory, or PSUM is asked for another format than float32.
     """
     trace = _trace.current()
     buffer = sbuf if buffer is None else buffer
@@ -144,14 +150,25 @@ def ndarray(shape, dtype, buffer=None, name=""):
 
 
 def zeros(shape, dtype, buffer=None, name=""):
-    """A new tensor of zeros. In PSUM the first matmul into each region starts from zero."""
+    """A new tile of zeros, in SBUF unless ``buffer`` says ``nl.psum``.
+
+    Elements that nothing is written to read as zero. In SBUF the vector engine fills the tile. In
+    PSUM a matmul overwrites where it is the first, so that nothing needs filling as long as no
+    other elements are read; where some are, a matmul of zeros clears the tile before its first
+    use (a row of weights, and as many columns as the tile has).
+
+    Raises
+    ------
+    :exc:`~.tensor.KernelError`
+        In HBM, and where :func:`ndarray` raises it.
+    """
     from . import isa
 
     view = ndarray(shape, dtype, buffer=buffer, name=name)
     if view.buffer == "sbuf":
         isa.memset(view, 0)
     elif view.buffer == "psum":
-        view.storage.fresh = True
+        view.storage.zeros = True
     else:
         raise _trace.current().error(
             f"{view}: nl.zeros fills SBUF or PSUM; copy zeros from SBUF to HBM"

@@ -39,8 +39,8 @@ class Storage:
     """Memory behind views: one HBM tensor, SBUF tile or PSUM tile."""
 
     __slots__ = (
-        "address", "buffer", "dtype", "fresh", "index", "kind", "location", "name",
-        "partition_bytes", "shape", "site", "span", "written",
+        "address", "buffer", "dtype", "index", "kind", "location", "name",
+        "partition_bytes", "shape", "site", "span", "written", "zeros",
     )  # fmt: skip
 
     def __init__(self, *, index, name, shape, dtype, buffer, kind, location):
@@ -56,8 +56,8 @@ class Storage:
         self.partition_bytes = math.prod(free) * dtype.bytes
         self.address = None  # on chip: byte offset in each partition, given by the allocator
         self.span = None  # first and last use, as positions in the trace
-        self.written = {}  # PSUM: regions that a matmul has written
-        self.fresh = False  # asked for as zeros in PSUM
+        self.written = None  # PSUM: what matmuls have written, for their accumulate=None
+        self.zeros = False  # asked for as zeros in PSUM
 
     def __str__(self):
         return f"{self.name} {list(self.shape)} {self.dtype.name} in {self.buffer}"

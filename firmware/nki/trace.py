@@ -19,6 +19,7 @@ __all__ = [
     "DMA",
     "MATMUL",
     "MEMSET",
+    "ZERO",
     "Kernel",
     "Op",
     "Trace",
@@ -27,7 +28,8 @@ __all__ = [
     "set_runner",
 ]
 
-MATMUL, COPY, MEMSET, DMA = range(4)
+MATMUL, COPY, MEMSET, DMA, ZERO = range(5)
+"""Kinds of operations; ``ZERO``, a matmul of zeros, is how the compiler clears a PSUM tile."""
 
 _HERE = str(Path(__file__).parent)
 _NAMED = re.compile(r"^\s*([A-Za-z_]\w*)\s*=[^=]")
