@@ -13,7 +13,7 @@ import ml_dtypes
 import naive
 import numpy as np
 import pytest
-from makalu.firmware.kernels.matmul import matmul_reference
+from makalu.firmware.kernels.matmul import matmul_reference, plan_blocking
 from makalu.firmware.program import ProgramError
 from makalu.host import devices
 from makalu.host.allocator import ALIGNMENT, Allocator
@@ -49,14 +49,19 @@ from makalu.rtl.arch.isa import (
 )
 
 
-@pytest.fixture
-def by_hand(monkeypatch):
-    """Let the device run programs assembled by hand instead of compiled ones."""
+@pytest.fixture(params=["compiled", "by_hand"])
+def both_ways(request, monkeypatch):
+    """Matrix products as the compiler makes them, and as programs assembled by hand.
+
+    The latter know neither kernel nor compiler. Where both fail, the device is at fault; where one
+    does, its programs are.
+    """
 
     def compile_(self, a_shape, b_shape, fmts, out_fmt):
         return self.load(naive.matmul_program(self.config, a_shape, b_shape, fmts, out_fmt))
 
-    monkeypatch.setattr(Device, "_compile", compile_)
+    if request.param == "by_hand":
+        monkeypatch.setattr(Device, "_compile", compile_)
 
 
 def formula(a, b, fmt, rows=16):
@@ -572,7 +577,7 @@ OWN = [f for f in formats.MATMUL_FORMATS if f is not formats.TF32]
     [(1, 1, 1), (5, 1, 6), (16, 16, 128), (15, 17, 127), (17, 15, 129), (3, 40, 2)],
     ids=lambda s: "x".join(map(str, s)),
 )
-def test_matmul_follows_the_formula(dev, by_hand, rng, fmt, mkn):
+def test_matmul_follows_the_formula(dev, both_ways, rng, fmt, mkn):
     m, k, n = mkn
     a = rng.standard_normal((m, k)).astype(np.float32).astype(fmt.dtype)
     b = rng.standard_normal((k, n)).astype(np.float32).astype(fmt.dtype)
@@ -592,7 +597,7 @@ def test_matmul_follows_the_formula(dev, by_hand, rng, fmt, mkn):
         (9, 1, 5),
         (15, 15, 127),
         (17, 17, 129),
-        (1000, 3, 777),
+        (300, 3, 777),
         (2, 300, 3),
         (40, 33, 300),
     ],
@@ -708,11 +713,46 @@ def test_fp8_operands_keep_their_own_formats(dev, rng, fmts):
     assert dev.matmul(a, b.T, dtype="bf16").tobytes() == dev.matmul(*rounded).tobytes()
 
 
-def test_matmul_larger_than_the_memories(dev, by_hand, rng):
-    a = rng.standard_normal((200, 3)).astype(ml_dtypes.bfloat16)
-    b = rng.standard_normal((3, 777)).astype(ml_dtypes.bfloat16)
-    c = dev.matmul(a, b)
-    np.testing.assert_array_equal(c, formula(a, b, formats.BF16))
+STREAMED = "none of B stays"
+SOME, ALL = "some strips of B stay", "all of B stays"
+
+
+@pytest.mark.parametrize(
+    ("config", "fmt", "mkn", "large", "regime"),
+    [
+        (TINY, "fp32", (46, 45, 46), "ab", SOME),
+        (TINY, "fp8_e4m3", (33, 280, 33), "ab", SOME),
+        (TINY, "bf16", (3, 1500, 17), "ab", STREAMED),
+        (TINY, "bf16", (1100, 4, 17), "a", ALL),
+        (TINY, "bf16", (17, 4, 1100), "b", SOME),
+        (SMALL, "bf16", (130, 1020, 130), "ab", SOME),
+        (SMALL, "bf16", (20, 7000, 20), "ab", STREAMED),
+    ],
+    ids=lambda v: getattr(v, "name", "x".join(map(str, v)) if isinstance(v, tuple) else None),
+)
+def test_operands_larger_than_sbuf(rng, config, fmt, mkn, large, regime):
+    """Every way of cutting such a product, from memories full of NaN, is numpy's, exactly."""
+    (m, k, n), fmt = mkn, formats.format_of(fmt)
+    a, b = (rng.integers(-4, 5, shape).astype(np.float32) for shape in ((m, k), (k, n)))
+    a_, b_ = (to_format(x, fmt) for x in (a, b))
+    sbuf = config.partitions * config.sbuf_bytes
+    assert [x.nbytes > sbuf for x in (a_, b_)] == [name in large for name in "ab"]
+    blocking = plan_blocking(
+        m, k, n, fmt.bytes, fmt.bytes, 4, rows=config.rows, bank_words=config.psum_bank_words,
+        banks=config.psum_banks, sbuf_bytes=config.sbuf_bytes,
+    )  # fmt: skip
+    strips = -(-n // config.psum_bank_words)
+    assert regime == (
+        STREAMED if blocking.strips == 0 else SOME if blocking.strips < strips else ALL
+    )
+    with makalu.open(config, "golden") as dev:
+        for memory in (dev._runner.core.hbm, dev._runner.core.sbuf, dev._runner.core.psum):
+            memory[:] = 0xFF
+        c = dev.matmul(a_, b_)
+        # Integers this small have exact sums in any order.
+        np.testing.assert_array_equal(c, a @ b)
+        assert dev.last_run.macs == m * k * n
+        assert dev.last_run.hbm_bytes_read >= a_.nbytes + b_.nbytes
 
 
 @pytest.mark.parametrize(
@@ -738,7 +778,7 @@ def test_an_empty_product_is_numpys_and_runs_nothing(dev, a, b):
         ((2, 3, 4), (2, 4, 5)), ((2, 1, 3, 4), (3, 4, 2)), ((2, 3, 4), (4,)), ((4,), (2, 4, 3)),
     ],
 )  # fmt: skip
-def test_vectors_and_batches_follow_numpy(dev, by_hand, rng, a, b):
+def test_vectors_and_batches_follow_numpy(dev, rng, a, b):
     x = rng.integers(-9, 9, a).astype(np.float16)
     y = rng.integers(-9, 9, b).astype(np.float16)
     c = dev.matmul(x, y)
@@ -747,7 +787,7 @@ def test_vectors_and_batches_follow_numpy(dev, by_hand, rng, a, b):
     assert type(c) is type(expected)
 
 
-def test_views_of_every_kind(dev, by_hand, rng):
+def test_views_of_every_kind(dev, rng):
     base = rng.integers(-9, 9, (12, 18)).astype(np.float32)
     base.flags.writeable = False
     views = [
@@ -763,7 +803,7 @@ def test_views_of_every_kind(dev, by_hand, rng):
     np.testing.assert_array_equal(dev.matmul(ones, ones), np.full((3, 3), 3))
 
 
-def test_special_values(dev, by_hand):
+def test_special_values(dev, both_ways):
     nan = np.full((3, 5), np.nan, np.float32)
     c = dev.matmul(nan, nan.T)
     assert (c.view(np.uint32) == 0x7FC00000).all()
@@ -778,7 +818,7 @@ def test_special_values(dev, by_hand):
     )
 
 
-def test_binary32_is_exact_where_it_can_be(dev, by_hand):
+def test_binary32_is_exact_where_it_can_be(dev, both_ways):
     # pytorch/xla 7077: 1 + 2**-20 times 1 is exact in fp32 and 1 in bf16, and the report says
     # which it was.
     a = np.array([[1 + 2**-20]], np.float32)
@@ -794,7 +834,7 @@ def test_binary32_is_exact_where_it_can_be(dev, by_hand):
     assert dev.matmul(x, x, out_dtype="bf16").view(np.uint16)[0, 0] == 0x40B7
 
 
-def test_operands_are_rounded_once_before_they_are_multiplied(dev, by_hand):
+def test_operands_are_rounded_once_before_they_are_multiplied(dev):
     # ml_dtypes 401
     one = np.ones((1, 1))
     a = np.array([[1 + 2**-8 + 2**-40]])
@@ -820,7 +860,7 @@ def test_a_format_is_never_chosen_silently(dev):
 
 
 @pytest.mark.parametrize("out", ["bf16", "fp16", "fp8_e4m3", "fp8_e4m3fn", "fp8_e5m2", "fp32"])
-def test_the_result_is_rounded_once_to_its_format(dev, by_hand, rng, out):
+def test_the_result_is_rounded_once_to_its_format(dev, both_ways, rng, out):
     a = (rng.standard_normal((6, 20)) * 30).astype(np.float16)
     b = (rng.standard_normal((20, 9)) * 30).astype(np.float16)
     fmt = formats.format_of(out)
@@ -831,7 +871,7 @@ def test_the_result_is_rounded_once_to_its_format(dev, by_hand, rng, out):
     assert c.tobytes() == expected.tobytes()
 
 
-def test_programs_are_compiled_once(dev, by_hand, monkeypatch):
+def test_programs_are_compiled_once(dev, monkeypatch):
     made = []
     compile_ = Device._compile
 
@@ -850,17 +890,20 @@ def test_programs_are_compiled_once(dev, by_hand, monkeypatch):
     assert len(made) == 3
 
 
-def test_compiled_programs_make_room(by_hand, rng):
-    with makalu.open("SMALL", "golden", hbm=1 << 17) as dev:
+def test_compiled_programs_make_room(rng):
+    with makalu.open("SMALL", "golden", hbm=1 << 16) as dev:
+        images = 0
         for n in range(1, 40, 3):
             a = rng.integers(-4, 4, (40, n)).astype(np.float32)
             np.testing.assert_array_equal(dev.matmul(a, a.T), a @ a.T)
-        with pytest.raises(HbmOutOfMemory):
-            dev.matmul(np.ones((4, 9000), np.float32), np.ones((9000, 4), np.float32))
+            images += next(reversed(dev._matmuls.values())).program.image_bytes
+        assert images > dev.hbm.size_bytes  # they were never there together
+        with pytest.raises(HbmOutOfMemory):  # a row alone is larger than HBM
+            dev.matmul(np.ones((1, 20_000), np.float32), np.ones((20_000, 1), np.float32))
         np.testing.assert_array_equal(dev.matmul(a, a.T), a @ a.T)
 
 
-def test_the_same_product_gives_the_same_bits_every_time(dev, by_hand, rng):
+def test_the_same_product_gives_the_same_bits_every_time(dev, rng):
     a = rng.standard_normal((33, 20)).astype(np.float32)
     b = rng.standard_normal((20, 50)).astype(np.float32)
     assert len({dev.matmul(a, b).tobytes() for _ in range(5)}) == 1
@@ -870,7 +913,7 @@ def test_the_same_product_gives_the_same_bits_every_time(dev, by_hand, rng):
 # Reports ------------------------------------------------------------------------------------------
 
 
-def test_a_report_counts_and_prints(any_dev, by_hand, rng):
+def test_a_report_counts_and_prints(any_dev, both_ways, rng):
     a = rng.standard_normal((20, 30))
     any_dev.matmul(a, a.T, dtype="fp32", check=True)
     report = any_dev.last_run
@@ -899,7 +942,7 @@ def test_a_report_counts_and_prints(any_dev, by_hand, rng):
         assert "PE utilization" in text
 
 
-def test_reports_of_several_runs_add_up(any_dev, by_hand):
+def test_reports_of_several_runs_add_up(any_dev):
     a, b = np.ones((3, 4, 5), np.float32), np.ones((3, 5, 6), np.float32)
     any_dev.matmul(a[0], b[0])
     one = any_dev.last_run
@@ -911,7 +954,7 @@ def test_reports_of_several_runs_add_up(any_dev, by_hand):
     assert three.cycles == (None if one.cycles is None else 3 * one.cycles)
 
 
-def test_progress_is_reported(by_hand):
+def test_progress_is_reported():
     seen = []
     with makalu.open("SMALL", "golden", progress=lambda *args: seen.append(args)) as dev:
         dev.matmul(np.ones((40, 40), np.float32), np.ones((40, 40), np.float32))
