@@ -10,7 +10,8 @@ import threading
 import time
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import fields
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from ..rtl.arch.isa import DESCRIPTOR_BYTES, WORD_BYTES, Engine, ErrorCode
 from . import devices
 from .allocator import Allocator
 from .errors import (
+    ArgumentError,
     ClosedError,
     Deadlock,
     DeviceError,
@@ -33,11 +35,12 @@ from .errors import (
     QueueStatus,
     ShapeError,
     TensorError,
+    UsageError,
     WatchdogTimeout,
     describe_field,
     disassemble,
 )
-from .lower import MatmulShape, operand_formats, to_format
+from .lower import MatmulShape, as_format, operand_formats, to_format
 from .report import RunReport
 
 __all__ = ["Device", "LoadedProgram", "Tensor", "open_device"]
@@ -50,18 +53,60 @@ def _as_config(config):
     if isinstance(config, CoreConfig):
         return config
     if isinstance(config, str):
-        return named_config(config)
-    raise TypeError(f"config must be a CoreConfig or the name of one, not {config!r}")
+        try:
+            return named_config(config)
+        except ValueError as error:
+            raise UsageError(str(error)) from None
+    raise ArgumentError(f"config must be a CoreConfig or the name of one, not {config!r}")
 
 
 def _as_hbm(hbm, backend, config):
     if hbm is None:
         return devices.default_hbm(backend, config)
-    if isinstance(hbm, HbmConfig):
-        return hbm
-    if isinstance(hbm, int) and not isinstance(hbm, bool):
-        return HbmConfig(size_bytes=hbm)
-    raise TypeError(f"hbm must be an HbmConfig or a number of bytes, not {hbm!r}")
+    if isinstance(hbm, int | np.integer) and not isinstance(hbm, bool):
+        try:
+            return HbmConfig(size_bytes=int(hbm))
+        except ValueError as error:
+            raise UsageError(f"hbm={hbm!r}: {error}") from None
+    if not isinstance(hbm, HbmConfig):
+        raise ArgumentError(f"hbm must be an HbmConfig or a number of bytes, not {hbm!r}")
+    for field in fields(hbm):
+        value = getattr(hbm, field.name)
+        whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
+        if not whole and not (field.name == "bytes_per_cycle" and value is None):
+            raise UsageError(f"HbmConfig: {field.name} must be a whole number, not {value!r}")
+    return hbm
+
+
+def _as_array(value, what):
+    """An array of what numpy takes for one; ``what`` names it in errors."""
+    if isinstance(value, Tensor):
+        raise DtypeError(
+            f"{what} is a tensor on the device, and arrays of the host are taken here: "
+            f"pass {what}.read(), or execute a program with the tensors bound to it"
+        )
+    try:
+        array = np.asarray(value)
+    except ValueError as error:
+        raise ShapeError(f"{what} is no array: {error}") from None
+    except TypeError as error:
+        raise ArgumentError(f"{what} cannot be made an array: {error}") from None
+    if isinstance(value, str | bytes) or (array.dtype == object and not array.ndim):
+        raise ArgumentError(
+            f"{what} must be an array, or numbers in nested lists, not {_short(value)}"
+        )
+    return array
+
+
+def _short(value):
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:60]}..."
+
+
+def _as_callback(function, what):
+    if function is not None and not callable(function):
+        raise ArgumentError(f"{what} must be callable or None, not {function!r}")
+    return function
 
 
 def open_device(
@@ -86,8 +131,10 @@ def open_device(
 
     Raises
     ------
-    :exc:`ValueError`
-        If there is no such machine.
+    :exc:`UsageError` (a :exc:`ValueError`)
+        If there is no machine or backend of that name, or no such memory.
+    :exc:`ArgumentError` (a :exc:`TypeError`)
+        If an argument is of another kind than those above.
     :exc:`ToolMissing`
         If the backend asked for cannot be used here.
     """
@@ -132,8 +179,8 @@ class Tensor:
 
     @classmethod
     def from_numpy(cls, device, array, *, name=None):
-        """Allocate a tensor for ``array`` and write it."""
-        array = np.asarray(array)
+        """Allocate a tensor for ``array`` and write it; errors as of both."""
+        array = _as_array(array, "array")
         tensor = device.allocate(array.shape, array.dtype, name=name)
         tensor.write(array)
         return tensor
@@ -165,9 +212,11 @@ class Tensor:
         ------
         :exc:`ShapeError`, :exc:`DtypeError`
             Nothing is broadcast and nothing is converted.
+        :exc:`ArgumentError`
+            If it is no array.
         """
         self._check()
-        array = np.asarray(array)
+        array = _as_array(array, "array")
         if array.shape != self.shape:
             raise ShapeError(f"tensor {self.name} has shape {self.shape}, the array {array.shape}")
         if array.dtype.newbyteorder("=") != self.dtype:
@@ -261,7 +310,7 @@ class LoadedProgram:
 
         Raises
         ------
-        :exc:`TensorError`, :exc:`ShapeError`, :exc:`DtypeError`
+        :exc:`TensorError`, :exc:`ShapeError`, :exc:`DtypeError`, :exc:`ArgumentError`
             If the tensors are not those of the program; nothing has run.
         :exc:`DeviceError`, :exc:`Deadlock`, :exc:`WatchdogTimeout`
             If the core stopped.
@@ -270,7 +319,7 @@ class LoadedProgram:
             raise ClosedError(f"{self.name} was unloaded")
         device = self.device
         device._check_ready()
-        inputs, outputs = dict(inputs or {}), dict(outputs or {})
+        inputs, outputs = self._named("inputs", inputs), self._named("outputs", outputs)
         self._check_names(inputs, outputs)
         with device._lock, contextlib.ExitStack() as stack:
             bound = {}
@@ -286,12 +335,20 @@ class LoadedProgram:
                 result[name] = outputs[name] if name in outputs else bound[name].read()
         return result
 
+    def _named(self, what, given):
+        if given is not None and not isinstance(given, Mapping):
+            raise ArgumentError(
+                f"{what} of {self.name} must be a dictionary of name to tensor or array, "
+                f"not {_short(given)}"
+            )
+        return dict(given or {})
+
     def _check_names(self, inputs, outputs):
         for what, given, known in (
             ("input", inputs, self.inputs),
             ("output", outputs, self.outputs),
         ):
-            unknown = sorted(set(given) - set(known))
+            unknown = sorted(map(str, set(given) - set(known)))
             if unknown:
                 have = ", ".join(known) or "none"
                 raise TensorError(
@@ -320,8 +377,8 @@ class LoadedProgram:
             if given.dtype != fmt.dtype:
                 raise DtypeError(f"{what} is {fmt.name}, tensor {given.name} {given.format.name}")
             return given
-        if given is not None:
-            given = np.asarray(given)
+        if given is not None or spec.kind == "input":
+            given = _as_array(given, what)
             if given.shape != shape:
                 raise ShapeError(f"{what} has shape {shape}, the array {given.shape}")
             if given.dtype.newbyteorder("=") != fmt.dtype:
@@ -403,10 +460,11 @@ class Device:
         on_build=None,
     ):
         self._runner: Any = None  # what the backend's module starts; None before and after
+        _as_callback(on_build, "on_build")
         self.config = _as_config(config)
         self.backend, self.backend_reason = devices.choose(backend, self.config)
         self.hbm = _as_hbm(hbm, self.backend, self.config)
-        self.progress = progress
+        self.progress = _as_callback(progress, "progress")
         self.on_run: Callable[[str, RunReport], None] | None = None
         self.last_run: RunReport | None = None
         self._memory = Allocator(self.hbm.size_bytes)
@@ -493,13 +551,17 @@ class Device:
         :exc:`HbmOutOfMemory`
         :exc:`DtypeError`
             If the core has no such number format.
+        :exc:`ShapeError`
+            If the shape is not made of whole numbers from 0.
         """
         self._check_open()
+        fmt = as_format(dtype, "dtype")
         try:
-            fmt = format_of(dtype)
-        except TypeError as error:
-            raise DtypeError(str(error)) from None
-        shape = (shape,) if isinstance(shape, int | np.integer) else tuple(shape)
+            shape = (shape,) if isinstance(shape, int | np.integer) else tuple(shape)
+        except TypeError:
+            raise ShapeError(
+                f"shape must be a whole number or several of them, not {_short(shape)}"
+            ) from None
         for n in shape:
             if not isinstance(n, int | np.integer) or isinstance(n, bool) or n < 0:
                 raise ShapeError(f"shape {shape} must consist of whole numbers from 0")
@@ -543,12 +605,19 @@ class Device:
         ------
         :exc:`~..firmware.program.ProgramError`
             If the file is damaged or the program is for another machine.
+        :exc:`ArgumentError`
+            If it is neither.
         """
         from ..firmware.program import Program
 
         self._check_open()
         if isinstance(program, str | os.PathLike):
             program = Program.load(Path(program))
+        if not hasattr(program, "link"):
+            raise ArgumentError(
+                f"a Program or the path of a program file is loaded, not {_short(program)}; "
+                "kernels are compiled first: kernel.compile(dev.config, ...)"
+            )
         program.check_config(self.config)
         loaded = LoadedProgram(self, program)
         self._programs.add(loaded)
@@ -556,6 +625,10 @@ class Device:
 
     def unload(self, loaded):
         """Give a loaded program's memory back."""
+        if not isinstance(loaded, LoadedProgram):
+            raise ArgumentError(f"what load() returned is unloaded, not {_short(loaded)}")
+        if loaded.device is not self:
+            raise UsageError(f"{loaded.name} was loaded on another device")
         loaded.unload()
 
     def run(self, kernel, *args, **kwargs):
@@ -573,8 +646,14 @@ class Device:
         ------
         :exc:`~..firmware.nki.KernelError`
             If the machine cannot run the kernel; the message names the line.
+        :exc:`ArgumentError`
+            If it is no kernel.
         """
         self._check_ready()
+        if not (hasattr(kernel, "compile") and hasattr(kernel, "bind")):
+            raise ArgumentError(
+                f"a kernel is run, not {_short(kernel)}: decorate a function with @nki.jit"
+            )
         began = time.perf_counter()
         program = kernel.compile(self.config, *args, **kwargs)
         compile_s = time.perf_counter() - began
@@ -714,24 +793,23 @@ class Device:
         Raises
         ------
         :exc:`DtypeError` (a :exc:`TypeError`)
-            If the operands cannot be multiplied as they are and ``dtype`` does not say how.
+            If the operands are not real numbers, or cannot be multiplied as they are and ``dtype``
+            does not say how.
+        :exc:`ArgumentError` (a :exc:`TypeError`)
+            If an operand is no array.
         :exc:`ShapeError` (a :exc:`ValueError`)
             If numpy would not multiply them.
+        :exc:`HbmOutOfMemory` (a :exc:`MemoryError`)
+            If operands, result and program do not fit HBM.
+        :exc:`DeviceError`, :exc:`Deadlock`, :exc:`WatchdogTimeout`
+            If the core stopped; this, and an interrupt while it runs, leaves a device that
+            :meth:`reset` makes usable.
         """
         self._check_ready()
-        for name, operand in (("a", a), ("b", b)):
-            if isinstance(operand, Tensor):
-                raise DtypeError(
-                    f"{name} is a tensor on the device, and matmul takes arrays of the host: "
-                    f"pass {name}.read(), or execute a program with the tensors bound to it"
-                )
-        a, b = np.asarray(a), np.asarray(b)
+        a, b = _as_array(a, "a"), _as_array(b, "b")
         shape = MatmulShape.of(a.shape, b.shape)
         fmts = operand_formats(a, b, dtype)
-        try:
-            out_fmt = format_of(out_dtype)
-        except TypeError as error:
-            raise DtypeError(f"out_dtype={out_dtype!r}: {error}") from None
+        out_fmt = as_format(out_dtype, "out_dtype")
         report = RunReport(
             config=self.config.name,
             backend=self.backend,

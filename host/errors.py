@@ -18,9 +18,10 @@ from ..rtl.arch.isa import (
 )
 
 __all__ = [
-    "ClosedError", "Deadlock", "DeviceError", "DeviceFaulted", "DtypeError", "FileFormatError",
-    "HbmOutOfMemory", "KernelFileError", "MakaluError", "QueueStatus", "ShapeError", "TensorError",
-    "ToolMissing", "UsageError", "WatchdogTimeout", "describe_field", "disassemble",
+    "ArgumentError", "ClosedError", "Deadlock", "DeviceError", "DeviceFaulted", "DtypeError",
+    "FileFormatError", "HbmOutOfMemory", "KernelFileError", "MakaluError", "QueueStatus",
+    "ShapeError", "TensorError", "ToolMissing", "UsageError", "WatchdogTimeout", "describe_field",
+    "disassemble",
 ]  # fmt: skip
 
 
@@ -48,6 +49,10 @@ class DtypeError(MakaluError, TypeError):
     """A number format is not what it must be."""
 
 
+class ArgumentError(MakaluError, TypeError):
+    """An argument is of a kind that is not taken there."""
+
+
 class TensorError(MakaluError, ValueError):
     """The tensors given to a program are not those it has."""
 
@@ -57,7 +62,7 @@ class FileFormatError(MakaluError, ValueError):
 
 
 class UsageError(MakaluError, ValueError):
-    """The command line asks for what does not exist or does not go together."""
+    """What is asked for by name or number does not exist, or does not go together."""
 
 
 class KernelFileError(MakaluError):
@@ -73,12 +78,14 @@ class HbmOutOfMemory(MakaluError, MemoryError):
         What was asked for, what is free in all and in one piece.
     """
 
-    def __init__(self, what, *, needed, free, largest, total):
+    remedy = "free tensors or programs, or open the device with a larger hbm="
+
+    def __init__(self, what, *, needed, free, largest, total, remedy=remedy):
         self.needed, self.free, self.largest = needed, free, largest
         detail = "" if largest == free else f" ({largest:,} in one piece)"
         super().__init__(
             f"no room in HBM for {what}: {needed:,} bytes needed, {free:,} of {total:,} "
-            f"free{detail}; free tensors or programs, or open the device with a larger hbm="
+            f"free{detail}; {remedy}"
         )
 
 

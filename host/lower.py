@@ -11,10 +11,10 @@ from math import prod
 import ml_dtypes
 import numpy as np
 
-from ..rtl.arch.formats import FP32, MATMUL_FORMATS, format_of
+from ..rtl.arch.formats import ALIASES, FP32, MATMUL_FORMATS, format_of
 from .errors import DtypeError, ShapeError
 
-__all__ = ["MatmulShape", "operand_formats", "to_format"]
+__all__ = ["MatmulShape", "as_format", "operand_formats", "to_format"]
 
 _DOUBLE_BITS = 53
 
@@ -35,6 +35,23 @@ def _matmul_names():
     return "fp32, tf32, bf16, fp16, fp8_e4m3, fp8_e4m3fn, fp8_e5m2 or fp8_e3m4"
 
 
+def as_format(dtype, what):
+    """The format of ``dtype``, which errors call ``what``.
+
+    Raises
+    ------
+    :exc:`DtypeError`
+        If the core has no such format; the message lists the names.
+    """
+    try:
+        return format_of(dtype)
+    except TypeError as error:
+        reason = str(error)
+    except (ValueError, SyntaxError):  # numpy's, for odd descriptions
+        reason = f"not a number format of this core; use one of {', '.join(ALIASES)}"
+    raise DtypeError(f"{what}={dtype!r}: {reason}")
+
+
 def _multiplied(dtype):
     """The format of ``dtype`` if the array multiplies it, else ``None``."""
     try:
@@ -44,20 +61,67 @@ def _multiplied(dtype):
     return fmt if fmt in MATMUL_FORMATS else None
 
 
+_INSTEAD = {
+    "c": "multiply real and imaginary parts: "
+    "(a.real @ b.real - a.imag @ b.imag) + 1j * (a.real @ b.imag + a.imag @ b.real)",
+    "O": "make it an array of numbers first, with {}.astype(np.float32)",
+    "S": "read the numbers first, with {}.astype(np.float64)",
+    "U": "read the numbers first, with {}.astype(np.float64)",
+    "M": "subtract a date and divide by a unit such as np.timedelta64(1, 's') first",
+    "m": "divide by a unit such as np.timedelta64(1, 's') first",
+}
+"""What to do with an operand that is not a real number, by the kind of its dtype."""
+
+
+def _is_small_integer(dtype):
+    """Whether it is one of the integers of ``ml_dtypes``, of 1 to 4 bits."""
+    try:
+        ml_dtypes.iinfo(dtype)
+    except ValueError:
+        return False
+    return True
+
+
+def _is_small_float(dtype):
+    """Whether it is one of the formats of ``ml_dtypes``."""
+    try:
+        ml_dtypes.finfo(dtype)
+    except ValueError:
+        return False
+    return True
+
+
+def _check_real(array, name):
+    dtype = array.dtype
+    if dtype.kind in "biuf":
+        return
+    if dtype.kind == "V" and dtype.names is None and dtype.subdtype is None:
+        if _is_small_float(dtype) or _is_small_integer(dtype):
+            return
+        instead = "if these are numbers of another format, view them in it: {}.view(format)"
+    elif dtype.names:
+        instead = f"multiply one of its fields, such as {{}}[{dtype.names[0]!r}]"
+    else:
+        instead = _INSTEAD.get(dtype.kind, "convert it to one first")
+    raise DtypeError(
+        f"{name} is {_describe(dtype)}, which is not a real number format and cannot be "
+        f"multiplied, with dtype= or without; {instead.format(name)}"
+    )
+
+
 def operand_formats(a, b, dtype):
     """The formats in which ``a`` and ``b`` are multiplied: equal, or two of FP8.
 
     Raises
     ------
     :exc:`DtypeError`
-        If the tensor engine does not multiply them as they are and ``dtype`` does not choose a
-        format.
+        If one of them is not made of real numbers, or the tensor engine does not multiply them as
+        they are and ``dtype`` does not choose a format.
     """
+    for name, array in (("a", a), ("b", b)):
+        _check_real(array, name)
     if dtype is not None:
-        try:
-            fmt = format_of(dtype)
-        except TypeError as error:
-            raise DtypeError(f"dtype={dtype!r}: {error}") from None
+        fmt = as_format(dtype, "dtype")
         if fmt not in MATMUL_FORMATS:
             raise DtypeError(
                 f"dtype={dtype!r}: the tensor engine does not multiply {fmt.name}; "
@@ -86,6 +150,7 @@ def _wide(array, name):
 
     The second kind (round to odd) rounds to any format of at most 51 bits as the exact value does.
     """
+    _check_real(array, name)
     kind = array.dtype.kind
     if kind == "b":
         return array.astype(np.float64)
@@ -110,17 +175,8 @@ def _wide(array, name):
             even = wide.view(np.uint64) & np.uint64(1) == 0
             toward = np.where(rest > 0, np.inf, -np.inf)
             return np.where(inexact & even, np.nextafter(wide, toward), wide)
-    if kind == "f":
-        return array.astype(np.float64)
-    if kind == "V" and array.dtype.names is None:
-        try:
-            ml_dtypes.finfo(array.dtype)
-        except ValueError:
-            pass
-        else:
-            with np.errstate(all="ignore"):
-                return array.astype(np.float32).astype(np.float64)
-    raise DtypeError(f"{name} is {_describe(array.dtype)}, which is not a real number format")
+    with np.errstate(all="ignore"):  # signaling NaN
+        return array.astype(np.float64 if kind == "f" else np.float32).astype(np.float64)
 
 
 def to_format(array, fmt, *, name="array", saturate=False):

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 
 from ...rtl.arch.config import HbmConfig
 from ...rtl.arch.isa import Engine, ErrorCode, WaitMode
-from ..errors import MakaluError, ToolMissing
+from ..errors import ArgumentError, ToolMissing, UsageError
 
 __all__ = ["BACKENDS", "Fault", "QueueState", "choose", "default_hbm", "missing", "start"]
 
@@ -71,8 +71,10 @@ class Fault(Exception):
 
 
 def _module(name):
+    if not isinstance(name, str):
+        raise ArgumentError(f"backend must be a name, not {name!r}: auto, {', '.join(BACKENDS)}")
     if name not in BACKENDS:
-        raise MakaluError(
+        raise UsageError(
             f"no backend is called {name!r}; choose auto or one of {', '.join(BACKENDS)}"
         )
     return importlib.import_module(f".{name}", __name__)
@@ -88,10 +90,12 @@ def choose(name, config):
 
     Raises
     ------
+    :exc:`UsageError`
+        If there is no such backend; the message lists those there are.
     :exc:`ToolMissing`
         If the backend asked for by name cannot be used.
     """
-    if name != "auto":
+    if not isinstance(name, str) or name != "auto":
         reason = missing(name, config)
         if reason is not None:
             raise ToolMissing(f"backend {name}: {reason}")

@@ -132,7 +132,7 @@ def test_tf32_rounds_what_binary32_holds_beyond_it():
     [
         (np.float64, np.float64), (np.int8, np.int8), (np.int32, np.float32), (bool, bool),
         (np.float32, np.float16), (np.float64, np.float32), (ml_dtypes.bfloat16, np.float16),
-        (np.complex64, np.complex64), (ml_dtypes.float8_e4m3b11fnuz, np.float32),
+        (ml_dtypes.int4, ml_dtypes.int4), (ml_dtypes.float8_e4m3b11fnuz, np.float32),
         (ml_dtypes.float8_e5m2, ml_dtypes.bfloat16), (np.float32, ml_dtypes.float8_e3m4),
     ],
 )  # fmt: skip
@@ -151,17 +151,55 @@ def test_two_fp8_formats_are_multiplied_as_they_are():
     assert operand_formats(x, y, "fp16") == (FP16, FP16)
 
 
-@pytest.mark.parametrize(
-    "array",
-    [np.ones(2, complex), np.array(["a"]), np.array([object()]), np.array(["2020"], "M8[D]")],
-    ids=["complex", "text", "objects", "dates"],
-)
-def test_what_is_not_a_real_number_is_refused(array):
+NO_NUMBERS = {
+    "complex": (np.ones((2, 2), np.complex64), r"real and imaginary parts: \(a\.real"),
+    "text": (np.full((2, 2), "1.5"), r"a\.astype\(np\.float64\)"),
+    "bytes": (np.full((2, 2), b"1"), r"a\.astype\(np\.float64\)"),
+    "objects": (np.full((2, 2), object()), r"a\.astype\(np\.float32\)"),
+    "dates": (np.full((2, 2), "2020", "M8[D]"), "subtract a date"),
+    "durations": (np.ones((2, 2), "m8[s]"), "divide by a unit"),
+    "records": (np.zeros((2, 2), [("x", "f4"), ("y", "f4")]), r"one of its fields, .* a\['x'\]"),
+    "raw bytes": (np.zeros((2, 2), "V3"), r"a\.view\(format\)"),
+}
+
+
+@pytest.mark.parametrize("dtype", [None, "bf16"])
+@pytest.mark.parametrize("case", NO_NUMBERS, ids=lambda case: case.replace(" ", "_"))
+def test_what_is_not_a_real_number_is_refused(case, dtype):
+    """With or without a format, full or empty; and said is what to do, not to give a format."""
+    array, instead = NO_NUMBERS[case]
+    for a, b in ((array, np.ones((2, 2), np.float32)), (array[:0], np.ones((2, 2)))):
+        with pytest.raises(DtypeError, match=f"a is .*not a real number.*{instead}") as caught:
+            operand_formats(a, b, dtype)
+        assert "say " not in str(caught.value)
+        with pytest.raises(DtypeError, match=r"b is .*not a real number"):
+            operand_formats(b, a, dtype)
     with pytest.raises(DtypeError, match="not a real number"):
         to_format(array, BF16, name="a")
 
 
-@pytest.mark.parametrize("dtype", ["int8", "fp64", "float64", 7, "bf17"])
+@pytest.mark.parametrize("name", ["int2", "uint2", "int4", "uint4"])
+def test_the_integers_of_ml_dtypes_are_rounded_as_all_others(name):
+    dtype = np.dtype(getattr(ml_dtypes, name))
+    values = np.arange(ml_dtypes.iinfo(dtype).min, ml_dtypes.iinfo(dtype).max + 1)
+    array = values.astype(dtype)
+    with pytest.raises(DtypeError, match=f"a is {name}.*dtype="):
+        operand_formats(array, array, None)
+    assert operand_formats(array, array, "bf16") == (BF16, BF16)
+    for fmt in (BF16, FP32, FP8_E4M3FN):
+        np.testing.assert_array_equal(to_format(array, fmt).astype(np.float64), values)
+
+
+@pytest.mark.parametrize("name", ["float6_e2m3fn", "float4_e2m1fn", "float8_e8m0fnu"])
+def test_formats_of_ml_dtypes_that_the_core_has_not_are_rounded(name):
+    array = np.array([0.5, 1, 2, 4], getattr(ml_dtypes, name))
+    assert operand_formats(array, array, "bf16") == (BF16, BF16)
+    np.testing.assert_array_equal(to_format(array, BF16).astype(np.float64), [0.5, 1, 2, 4])
+
+
+@pytest.mark.parametrize(
+    "dtype", ["int8", "fp64", "float64", 7, "bf17", ml_dtypes.int4, [1], {}, "f8, (", np.nan]
+)
 def test_a_format_that_is_not_multiplied_is_refused_by_name(dtype):
     x = np.ones((2, 2), np.float32)
     with pytest.raises(DtypeError, match=r"bf16"):
