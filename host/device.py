@@ -42,6 +42,7 @@ from .errors import (
 )
 from .lower import MatmulShape, as_format, operand_formats, to_format
 from .report import RunReport
+from .witness import compare
 
 __all__ = ["Device", "LoadedProgram", "Tensor", "open_device"]
 
@@ -767,9 +768,11 @@ class Device:
         The operands' own formats decide how they are multiplied: binary32 enters whole, as 12-bit
         halves in four passes; two FP8 operands may differ. Products are summed in binary32 in
         ascending order of the inner index, K tile by K tile, so the result depends on the operands,
-        their formats and the number of rows of the array alone. Four passes are four sums, so even
-        a single binary32 product may be off by one unit in the last place, and infinity times a
-        number below 2**-137, whose high half is zero, is NaN.
+        their formats and the number of rows of the array alone. The four passes are four sums, of
+        which three things come: even a single binary32 product may be off by one unit in the last
+        place; one that rounds to zero may lose its sign; and infinity times a number below
+        2**-137, whose high half is zero, is NaN. In the other formats single products are exact and
+        rounded once.
 
         Parameters
         ----------
@@ -782,8 +785,10 @@ class Device:
         out_dtype : format
             Of the result; rounded once from the binary32 sums.
         check : :class:`bool`
-            Compare with the binary64 product of the operands as they are multiplied;
-            ``last_run.max_abs_error`` holds the largest difference of finite values.
+            Compare with the binary64 product of the operands as they are multiplied:
+            ``last_run.max_abs_error`` holds the largest difference of finite values, and
+            ``last_run.mismatches`` how many elements are NaN, infinite or finite where they must
+            not be, by the rules of :func:`~.witness.compare`, which allow for overflow.
 
         Returns
         -------
@@ -830,7 +835,7 @@ class Device:
         result = np.concatenate([part.reshape(-1) for part in parts]).reshape(shape.result)
         report.macs = shape.macs
         if check:
-            report.max_abs_error = _error(a, b, fmts, result, out_fmt)
+            report.compared(compare(a, b, fmts, result, out_fmt))
         self.last_run = report
         return result[()]
 
@@ -877,12 +882,3 @@ class Device:
 def _source(program, engine, index):
     """Line of the kernel that instruction ``index`` of ``engine`` came from, or ''."""
     return "" if index is None else program.where(engine, index)
-
-
-def _error(a, b, fmts, result, out_fmt):
-    """Largest difference to the binary64 product, where both are finite."""
-    with np.errstate(all="ignore"):
-        exact = np.matmul(fmts[0].decode(a), fmts[1].decode(b))
-        difference = np.abs(exact - out_fmt.decode(result))
-    finite = difference[np.isfinite(difference)]
-    return float(finite.max()) if finite.size else 0.0

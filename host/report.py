@@ -80,7 +80,12 @@ class RunReport:
     wall_s, build_s, compile_s : :class:`float`, seconds
         The simulated run alone; building the simulator; compiling the program.
     max_abs_error : :class:`float` or ``None``
-        Against a reference, where one was computed.
+        Against a reference, where one was computed; of finite values.
+    mismatches : :class:`int` or ``None``
+        Elements that are NaN, infinite or finite where the reference says otherwise; see
+        :func:`~.witness.compare`.
+    first_mismatch : list of :class:`int` or ``None``
+        Index of the first of them.
     runs, instructions : :class:`int`
     counters : dict
         Every counter of the core.
@@ -102,6 +107,8 @@ class RunReport:
     build_s: float = 0.0
     compile_s: float = 0.0
     max_abs_error: float | None = None
+    mismatches: int | None = None
+    first_mismatch: list | None = None
     runs: int = 0
     instructions: int = 0
     counters: dict = field(default_factory=dict)
@@ -164,7 +171,17 @@ class RunReport:
                 mine[key] = mine.get(key, 0) + value
         if other.max_abs_error is not None:
             self.max_abs_error = max(self.max_abs_error or 0.0, other.max_abs_error)
+        if other.mismatches is not None:
+            self.mismatches = (self.mismatches or 0) + other.mismatches
+        if self.first_mismatch is None:
+            self.first_mismatch = other.first_mismatch
         return self
+
+    def compared(self, comparison):
+        """Note how the result compares with a reference (a :class:`~.witness.Comparison`)."""
+        self.max_abs_error = comparison.max_abs_error
+        self.mismatches = comparison.mismatches
+        self.first_mismatch = comparison.first
 
     def to_dict(self):
         """Every number, ready for JSON."""
@@ -216,6 +233,11 @@ class RunReport:
         yield "HBM", f"{self.hbm_bytes_read:,} B read, {self.hbm_bytes_written:,} B written"
         if self.max_abs_error is not None:
             yield "max |error|", f"{self.max_abs_error:.3g}"
+        if self.mismatches:
+            what = "element is" if self.mismatches == 1 else "elements are"
+            where = tuple(self.first_mismatch or ())
+            text = f"{self.mismatches:,} {what} NaN, infinite or finite where numpy's are not"
+            yield "MISMATCH", f"{text}, the first at {where}"
         took = f"{self.wall_s:.3g} s"
         if self.cycles_per_second:
             took += f" ({self.cycles_per_second:,.0f} cycles/s)"
