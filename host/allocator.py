@@ -33,6 +33,12 @@ class Allocator:
         """Bytes free in one piece."""
         return max((size for _, size in self._free), default=0)
 
+    def copy(self):
+        """Another allocator in the same state, to try things on."""
+        other = Allocator(self.size_bytes)
+        other._free, other._used = list(self._free), dict(self._used)
+        return other
+
     def allocate(self, size, what):
         """Address of ``size`` bytes; ``what`` names them in the error.
 

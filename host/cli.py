@@ -7,6 +7,7 @@ device or a kernel failed, 2 wrong input, 3 a tool is missing, 4 out of memory, 
 import contextlib
 import importlib.metadata
 import json
+import re
 import sys
 import time
 from pathlib import Path
@@ -106,13 +107,13 @@ def _errors():
 
 def _as_options(text):
     """The parameters of :mod:`.device` in a message, as the options that set them."""
-    text = text.replace("dtype= ", "--dtype ")
     for name, option in (
-        ("out_dtype=", "--out-dtype "),
-        ("dtype=", "--dtype "),
-        ("hbm=", "--hbm-mib"),
+        ("out_dtype", "--out-dtype"),
+        ("dtype", "--dtype"),
+        ("hbm", "--hbm-mib"),
     ):
-        text = text.replace(name, option)
+        text = re.sub(rf"\b{name}= ?(?=\w|')", f"{option} ", text)  # a value follows, or none
+        text = text.replace(f"{name}=", option)
     return text
 
 

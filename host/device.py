@@ -20,10 +20,10 @@ import numpy as np
 
 from ..firmware.nki import set_runner
 from ..rtl.arch.config import CoreConfig, HbmConfig, named_config
-from ..rtl.arch.formats import format_of
+from ..rtl.arch.formats import FP32, format_of
 from ..rtl.arch.isa import DESCRIPTOR_BYTES, WORD_BYTES, Engine, ErrorCode
 from . import devices
-from .allocator import Allocator
+from .allocator import ALIGNMENT, Allocator
 from .errors import (
     ArgumentError,
     ClosedError,
@@ -42,6 +42,7 @@ from .errors import (
 )
 from .lower import MatmulShape, as_format, operand_formats, to_format
 from .report import RunReport
+from .slabs import Product, Slabs, plan
 from .witness import compare
 
 __all__ = ["Device", "LoadedProgram", "Tensor", "open_device"]
@@ -125,7 +126,8 @@ def open_device(
     hbm : :class:`HbmConfig`, :class:`int` (bytes) or ``None``
     progress : callable or ``None``
         Called while a program runs with (instructions issued, instructions in all, cycles or
-        ``None``).
+        ``None``). A matrix product that takes several programs counts as one; how many instructions
+        it has in all is extrapolated until the last of them runs.
     on_build : callable or ``None``
         Called while the simulator is built with (what is being done, fraction of the whole behind);
         not at all if it was built before.
@@ -410,6 +412,12 @@ class LoadedProgram:
         self._linked, self._queues = dict(addresses), queues
         return queues
 
+    def _lift(self):
+        """Take the image out of HBM; the next run puts it back."""
+        if self._image_address is not None:
+            self.device._memory.free(self._image_address)
+        self._image_address = self._linked = None
+
     def unload(self):
         """Give the program's memory back."""
         if self._unloaded:
@@ -419,8 +427,7 @@ class LoadedProgram:
         device._programs.discard(self)
         if device.closed:
             return
-        if self._image_address is not None:
-            device._memory.free(self._image_address)
+        self._lift()
         for tensor in self._owned.values():
             tensor.free()
 
@@ -578,18 +585,32 @@ class Device:
         return Tensor.from_numpy(self, array, name=name)
 
     def _allocate(self, size, what):
-        """HBM for ``what``; compiled matrix products are dropped to make room."""
+        """HBM for ``what``; programs of matrix products leave HBM to make room."""
         while True:
             try:
                 return self._memory.allocate(size, what)
             except HbmOutOfMemory:
-                for key, loaded in self._matmuls.items():
-                    if not loaded.busy:
-                        del self._matmuls[key]
-                        loaded.unload()
-                        break
-                else:
+                movable = self._movable()
+                if not movable:
                     raise
+                movable[0]._lift()
+
+    def _movable(self):
+        """Programs of matrix products that may leave HBM, those used long ago first."""
+        placed = (p for p in self._matmuls.values() if p._image_address is not None)
+        return [program for program in placed if not program.busy]
+
+    def _room(self, sizes, lifted=()):
+        """Whether pieces of these sizes fit HBM, allocated in this order, without some programs."""
+        memory = self._memory.copy()
+        for program in lifted:
+            memory.free(program._image_address)
+        try:
+            for size in sizes:
+                memory.allocate(size, "")
+        except HbmOutOfMemory:
+            return False
+        return True
 
     def _temporary(self, name, shape, fmt, stack):
         """A tensor that is freed when ``stack`` closes."""
@@ -667,13 +688,14 @@ class Device:
         outputs = tuple(results[name] for name in program.outputs)
         return outputs[0] if len(outputs) == 1 else outputs
 
-    def _run(self, loaded, addresses):
+    def _run(self, loaded, addresses, progress=None):
         """Run a loaded program once and leave its report in :attr:`last_run`."""
+        progress = self.progress if progress is None else progress
         queues = loaded._place(addresses)
         runner = self._runner
         began = time.perf_counter()
         try:
-            counters = runner.run(queues, self.progress)
+            counters = runner.run(queues, progress)
         except devices.Fault as fault:
             error = self._explain(fault, queues, loaded.program)
             self._fault = error
@@ -774,6 +796,10 @@ class Device:
         2**-137, whose high half is zero, is NaN. In the other formats single products are exact and
         rounded once.
 
+        A product that is too large for one program or for HBM runs as several programs, each of
+        some rows and columns of the result; K is never cut, and no bit depends on it.
+        ``last_run`` is the sum of all runs.
+
         Parameters
         ----------
         a, b : array_like
@@ -805,7 +831,8 @@ class Device:
         :exc:`ShapeError` (a :exc:`ValueError`)
             If numpy would not multiply them.
         :exc:`HbmOutOfMemory` (a :exc:`MemoryError`)
-            If operands, result and program do not fit HBM.
+            If one row of ``a``, one column of ``b`` and their program do not fit HBM. Less does not
+            matter: M and N are cut into parts that fit, and into programs of bounded length.
         :exc:`DeviceError`, :exc:`Deadlock`, :exc:`WatchdogTimeout`
             If the core stopped; this, and an interrupt while it runs, leaves a device that
             :meth:`reset` makes usable.
@@ -828,10 +855,11 @@ class Device:
             self.last_run = report
             return np.zeros(shape.result, out_fmt.dtype)[()]
         a, b = to_format(a, fmts[0], name="a"), to_format(b, fmts[1], name="b")
+        progress = None if self.progress is None else _Together(self.progress, shape.macs)
         parts = []
         with self._lock:
             for left, right in shape.jobs(a, b):
-                parts.append(self._multiply(left, right, fmts, out_fmt, report))
+                parts.append(self._multiply(left, right, fmts, out_fmt, report, progress))
         result = np.concatenate([part.reshape(-1) for part in parts]).reshape(shape.result)
         report.macs = shape.macs
         if check:
@@ -839,25 +867,108 @@ class Device:
         self.last_run = report
         return result[()]
 
-    def _multiply(self, a, b, fmts, out_fmt, report):
-        key = (a.shape, b.shape, *(fmt.name for fmt in (*fmts, out_fmt)))
-        began = time.perf_counter()
+    def _multiply(self, a, b, fmts, out_fmt, report, progress):
+        """One product of matrices, as one program or in slabs; adds its runs to ``report``."""
+        (m, k), n = a.shape, b.shape[1]
+        product = Product(
+            m, k, n, fmts[0].bytes, fmts[1].bytes, out_fmt.bytes,
+            passes=4 if fmts[0] is fmts[1] is FP32 else 1, config=self.config,
+        )  # fmt: skip
+
+        def programs(slabs):
+            return {
+                (rows, cols): self._compiled((rows, k), (k, cols), fmts, out_fmt, report)
+                for rows, cols in slabs.shapes
+            }
+
+        def image_bytes(slabs):
+            return max(loaded.program.image_bytes for loaded in programs(slabs).values())
+
+        slabs = plan(product, lambda sizes: self._room(sizes, self._movable()), image_bytes)
+        if slabs is None:
+            raise self._too_long(product, fmts, image_bytes)
+        loaded = programs(slabs)
+        sizes = slabs.buffers
+        if any(program._image_address is None for program in loaded.values()):
+            sizes.append(image_bytes(slabs))
+        if not self._room(sizes):
+            for program in self._movable():
+                program._lift()
+        result = np.empty((m, n), out_fmt.dtype)
+        with contextlib.ExitStack() as stack:
+            bases = []
+            for name, size in zip("abc", slabs.buffers, strict=True):
+                address = self._allocate(size, f"{name} of {m} x {k} x {n}")
+                stack.callback(self._memory.free, address)
+                bases.append(address)
+            self._multiply_slabs(a, b, slabs, loaded, bases, result, report, progress)
+        return result
+
+    def _multiply_slabs(self, a, b, slabs, loaded, bases, result, report, progress):
+        """Run the programs of all slabs; ``bases`` are HBM for slabs of a, of b, and a result."""
+        there = {}  # address: the slab that was written to it
+        for i, j in slabs.order():
+            rows, cols = slabs.part(i, j)
+            operands = (("a", i, a[rows]), ("b", j, b[:, cols]))
+            addresses = []
+            for (name, index, piece), base, slot in zip(
+                operands, bases[:2], slabs.slots, strict=True
+            ):
+                address = base + (index * slot if slabs.keep == name else 0)
+                if there.get(address) != index:
+                    self._runner.hbm_write(address, piece.tobytes())
+                    there[address] = index
+                addresses.append(address)
+            part = result[rows, cols]
+            program = loaded[part.shape]
+            names = *program.inputs, *program.outputs
+            if progress is not None:
+                progress.begin(part.size * a.shape[1])
+            program.busy = True
+            try:
+                self._run(program, dict(zip(names, (*addresses, bases[2]), strict=True)), progress)
+            finally:
+                program.busy = False
+            if progress is not None:
+                progress.end(self._report)
+            report.add(self._report)
+            raw = self._runner.hbm_read(bases[2], part.nbytes)
+            part[:] = np.frombuffer(raw, part.dtype).reshape(part.shape)
+
+    def _too_long(self, product, fmts, image_bytes):
+        """The error of a product of which not even one element fits HBM."""
+        a, b = product.k * product.a_bytes, product.k * product.b_bytes
+        image, least = product.image_bytes(1, 1), Slabs(product, 1, 1)
+        if self._room([*least.buffers, image], self._movable()):
+            image = image_bytes(least)  # which is more than was thought
+        memory = self._memory.copy()
+        for program in self._movable():
+            memory.free(program._image_address)
+        formats = " x ".join(dict.fromkeys(fmt.name for fmt in fmts))
+        return HbmOutOfMemory(
+            f"any part of this product of {product.m} x {product.k} x {product.n}, {formats}: K is "
+            f"never cut, so one row of a ({a:,} bytes), one column of b ({b:,} bytes) and a "
+            f"program (about {image:,} bytes) must fit",
+            needed=sum(-(-size // ALIGNMENT) * ALIGNMENT for size in (*least.buffers, image)),
+            free=memory.free_bytes,
+            largest=memory.largest_bytes,
+            total=memory.size_bytes,
+            remedy="free tensors, open the device with a larger hbm=, choose narrower operands "
+            "with dtype=, or multiply parts of K and add the products",
+        )
+
+    def _compiled(self, a_shape, b_shape, fmts, out_fmt, report):
+        """The program of a product, compiled if it is not among those kept."""
+        key = (a_shape, b_shape, *(fmt.name for fmt in (*fmts, out_fmt)))
         loaded = self._matmuls.pop(key, None)
         if loaded is None:
-            loaded = self._compile(a.shape, b.shape, fmts, out_fmt)
+            began = time.perf_counter()
+            loaded = self._compile(a_shape, b_shape, fmts, out_fmt)
+            report.compile_s += time.perf_counter() - began
         self._matmuls[key] = loaded
-        compile_s = time.perf_counter() - began
         while len(self._matmuls) > CACHED_PROGRAMS:
             self._matmuls.popitem(last=False)[1].unload()
-        loaded.busy = True
-        try:
-            names = loaded.inputs
-            out = loaded.execute({names[0]: a, names[1]: b})
-        finally:
-            loaded.busy = False
-        self._report.compile_s = compile_s
-        report.add(self._report)
-        return out[loaded.outputs[0]]
+        return loaded
 
     def _compile(self, a_shape, b_shape, fmts, out_fmt):
         from ..firmware.kernels.matmul import matmul
@@ -882,3 +993,34 @@ class Device:
 def _source(program, engine, index):
     """Line of the kernel that instruction ``index`` of ``engine`` came from, or ''."""
     return "" if index is None else program.where(engine, index)
+
+
+class _Together:
+    """Tells the progress of several runs as that of one.
+
+    Parameters
+    ----------
+    tell : callable
+        Of the device.
+    work : :class:`int`
+        Of all runs together, in the unit of :meth:`begin`.
+    """
+
+    def __init__(self, tell, work):
+        self.tell, self.left = tell, work
+        self.issued = self.cycles = self.share = 0
+
+    def begin(self, work):
+        """A run of that much work begins."""
+        self.share = work
+        self.left -= work
+
+    def end(self, report):
+        """It has ended."""
+        self.issued += report.instructions
+        self.cycles += report.cycles or 0
+
+    def __call__(self, issued, total, cycles):
+        to_come = total * self.left // self.share
+        cycles = None if cycles is None else self.cycles + cycles
+        self.tell(self.issued + issued, self.issued + total + to_come, cycles)

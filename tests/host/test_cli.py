@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import stat
 import subprocess
@@ -15,6 +16,7 @@ import pytest
 from makalu.host import cli, devices
 from makalu.host.files import save_array
 from makalu.rtl.arch import formats
+from rich.console import Console
 from typer.testing import CliRunner
 
 
@@ -250,14 +252,45 @@ def test_an_output_is_replaced_as_a_whole(tmp_path, monkeypatch):
 
 def test_too_little_memory_exits_with_4(files):
     folder, _, _ = files
-    np.save(folder / "big.npy", np.zeros((600, 600), np.float32))
+    np.save(folder / "big.npy", np.zeros((300_000, 2), np.float32))
+    np.save(folder / "wide.npy", np.zeros((2, 300_000), np.float32))
     result = call(
-        "matmul", folder / "big.npy", folder / "big.npy", "-o", folder / "c.npy", "--backend",
+        "matmul", folder / "wide.npy", folder / "big.npy", "-o", folder / "c.npy", "--backend",
         "golden", "--hbm-mib", 1,
     )  # fmt: skip
     assert result.exit_code == 4
     assert "no room in HBM" in result.stderr
     assert "larger --hbm-mib" in result.stderr
+    assert "narrower operands with --dtype," in result.stderr
+
+
+def test_a_product_larger_than_hbm_shows_its_progress_on_a_terminal(files, monkeypatch):
+    folder, _, _ = files
+    a = (np.arange(600 * 20) % 7).astype(np.float16).reshape(600, 20)
+    np.save(folder / "a.npy", a)
+    np.save(folder / "b.npy", a.T)
+    shown = []
+
+    class Terminal(Console):
+        is_terminal = True
+
+    class Bar(cli._Bar):
+        def __call__(self, issued, total, cycles):
+            super().__call__(issued, total, cycles)
+            task = self.progress.tasks[0]
+            shown.append((task.description, task.completed, task.total))
+
+    monkeypatch.setattr(cli, "_err", lambda: Terminal(stderr=True))
+    monkeypatch.setattr(cli, "_Bar", Bar)
+    result = call(
+        "matmul", folder / "a.npy", folder / "b.npy", "-o", folder / "c.npy", "--backend",
+        "golden", "--hbm-mib", 1,
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    np.testing.assert_array_equal(np.load(folder / "c.npy"), a.astype("f4") @ a.T.astype("f4"))
+    assert re.search(r"runs +[2-9]", result.stdout)
+    assert {text for text, _, _ in shown} == {"running"}
+    assert shown[-1][1] == shown[-1][2] > shown[0][1]
 
 
 def test_a_missing_tool_exits_with_3(files, monkeypatch):
