@@ -1,8 +1,11 @@
 """The READMEs: their status, links, paths, commands and Python do what they say."""
 
 import importlib.util
+import json
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import makalu
@@ -63,29 +66,96 @@ def test_a_change_of_the_code_or_of_a_figure_changes_the_status():
     assert "TRN" not in module.render()
 
 
+COLLECT = """
+import inspect, json, sys
+import pytest
+
+class Collected:
+    def pytest_collection_finish(self, session):
+        found = []
+        for item in session.items:
+            fixtures = [d[-1].func for d in item._fixtureinfo.name2fixturedefs.values()]
+            sources = [inspect.getsource(f) for f in (item.function, *fixtures)]
+            params = vars(item).get("callspec") and item.callspec.params.values() or ()
+            found.append({
+                "test": item.nodeid.partition("[")[0],
+                "params": [str(getattr(value, "name", value)) for value in params],
+                "marks": [mark.name for mark in item.iter_markers()],
+                "source": "\\n".join(sources),
+            })
+        print("collected", json.dumps(found))
+
+options = ["--collect-only", "-qq", "-p", "no:cacheprovider", "--rootdir", "."]
+sys.exit(pytest.main([*options, *sys.argv[1:]], [Collected()]))
+"""
+"""Prints what pytest collects of some tests: parameters, marks, the code of tests and fixtures."""
+
+
+def collect(tests, folder=ROOT):
+    """The cases of each test."""
+    command = [sys.executable, "-P", "-c", COLLECT, *dict.fromkeys(tests)]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    cases = {test: [] for test in tests}
+    for case in json.loads(done.stdout.partition("collected ")[2].splitlines()[0]):
+        cases[case["test"]].append(case)
+    return cases
+
+
+def runs(cases, name, names):
+    """Whether one of the cases of a test is about the machine or backend ``name`` of ``names``.
+
+    Its parameters say so, if those of any case name one of them; else its marks, or its code.
+    """
+    live = [case for case in cases if not {"skip", "xfail"} & {*case["marks"]}]
+    if any({*names} & {*case["params"]} for case in cases):
+        return any(name in case["params"] for case in live)
+    words = (re.findall(r"\w+", case["source"]) + case["marks"] for case in live)
+    return any(name in found for found in words)
+
+
 def test_what_the_status_calls_tested_is_tested():
+    """By tests that pytest collects with that machine and backend, and does not always skip."""
     module = status()
-    names = {machine.name for machine in module.MACHINES}
+    machines = [machine.name for machine in module.MACHINES]
     claims = [
         (machine, backend, test)
         for backend, proved in module.PROVED.items()
         for machine, test in proved.items()
     ]
-    claims += [(machine, "", test) for machine, (_, test) in module.EXPORTED.items()]
+    claims += [(machine, None, test) for machine, (_, test) in module.EXPORTED.items()]
     assert set(module.PROVED) <= set(BACKENDS)
+    cases = collect([test for _, _, test in claims])
     for machine, backend, test in claims:
-        path, _, name = test.partition("::")
-        text = (ROOT / path).read_text()
-        assert machine in names
-        assert f"\ndef {name}(" in text, test
-        assert machine in text, f"{test} does not speak of {machine}"
-        assert backend in text, f"{test} does not speak of {backend}"
+        assert machine in machines
+        assert runs(cases[test], machine, machines), f"{test} does not run {machine}"
+        assert backend is None or runs(cases[test], backend, BACKENDS), f"{test}: no {backend}"
+
+
+def test_a_claim_without_a_test_is_noticed(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # quicker
+    machines = "TINY", "SMALL", "TRN"
+    (tmp_path / "test_some.py").write_text(
+        "import pytest\n"
+        "@pytest.mark.parametrize('backend', ['golden', pytest.param('pysim', marks="
+        "[pytest.mark.skip])])\n"
+        "def test_one(backend): assert 'SMALL' and 'native'\n"
+        "@pytest.mark.xfail\n"
+        "def test_two(): assert 'TRN'\n"
+    )
+    one, two = collect(["test_some.py::test_one", "test_some.py::test_two"], tmp_path).values()
+    assert runs(one, "golden", BACKENDS)
+    assert not runs(one, "pysim", BACKENDS)  # is skipped
+    assert not runs(one, "native", BACKENDS)  # is spoken of, but is no parameter
+    assert runs(one, "SMALL", machines)
+    assert not runs(one, "TRN", machines)
+    assert not runs(two, "TRN", machines)
+    with pytest.raises(AssertionError, match="not found"):
+        collect(["test_some.py::test_three"], tmp_path)
 
 
 def test_figures_are_kept_as_they_are_written():
     module = status()
-    import json
-
     text = module.FIGURES.read_text()
     assert module._json(json.loads(text)) == text
 
