@@ -26,7 +26,9 @@ from makalu.rtl.arch.isa import (
     WaitMode,
 )
 from makalu.rtl.arch.registers import address_of, queue_register
+from makalu.rtl.control.check import FRAME_CYCLES
 from makalu.rtl.control.control import RESET_CYCLES, SETTLE_CYCLES
+from makalu.rtl.control.fetch import BEATS
 from makalu.rtl.control.queue import InstructionStore
 from makalu.sim import golden
 
@@ -423,6 +425,21 @@ def test_prefetch_beyond_a_stop_raises_nothing(bench):
         # Behind the last instruction
         b.program(Engine.ACT, [event(Engine.ACT)] * 3)
         assert (await b.execute(ctx))["done"]
+
+    b.run(test)
+
+
+def test_no_burst_is_begun_after_an_error(bench):
+    b = bench(latency=10)
+    b.program(Engine.ACT, [load()])
+    b.program(Engine.DVE, [memset(i) for i in range(40)])
+
+    async def test(ctx):
+        assert (await b.execute(ctx))["error"]
+        begun = len(b.bursts)
+        for _ in range(400):
+            await ctx.tick()
+        assert len(b.bursts) == begun < 41
 
     b.run(test)
 
@@ -972,6 +989,60 @@ def test_a_start_gives_the_first_turn_at_the_store_to_the_first_queue():
     assert found == [list(range(n))] * (2 * n)
 
 
+def test_the_store_reads_for_issue_first_and_keeps_checks_apart(seed):
+    dut = InstructionStore(config=TINY)
+    rng = random.Random(seed)
+    n, depth = len(Engine), TINY.queue_depth
+    checks, both = [], 0
+
+    def word(queue, slot):
+        return sum((1 + queue * depth + slot + 256 * beat) << 64 * beat for beat in range(BEATS))
+
+    async def test(ctx):
+        nonlocal both
+        for queue in range(n):
+            for slot in range(depth):
+                for beat in range(BEATS):
+                    data = word(queue, slot) >> 64 * beat & (1 << 64) - 1
+                    values = {"en": 1, "queue": queue, "slot": slot, "beat": beat, "data": data}
+                    for name, value in values.items():
+                        ctx.set(getattr(dut.write, name), value)
+                    await ctx.tick()
+        ctx.set(dut.write.en, 0)
+        for cycle in range(300):
+            issue = rng.getrandbits(n) if rng.random() < 0.3 else 0
+            check = rng.getrandbits(n) if rng.random() < 0.9 else 0
+            slots = [[rng.randrange(depth) for _ in range(n)] for _ in range(2)]
+            ctx.set(dut.issue_want, issue)
+            ctx.set(dut.check_want, check)
+            for queue in range(n):
+                ctx.set(dut.issue_slot[queue], slots[0][queue])
+                ctx.set(dut.check_slot[queue], slots[1][queue])
+            taken, checked = ctx.get(dut.issue_take), ctx.get(dut.check_take)
+            both += bool(issue and check)
+            assert taken.bit_count() == (issue != 0)
+            assert taken & ~issue == checked & ~check == 0
+            assert not (issue and checked), "a check goes before an issue"
+            assert checked.bit_count() <= 1
+            if checked:
+                checks.append(cycle)
+            await ctx.tick()
+            assert ctx.get(dut.issue_valid) == taken
+            assert ctx.get(dut.check_valid) == bool(checked)
+            queue = (taken or checked).bit_length() - 1
+            if queue >= 0:
+                assert ctx.get(dut.word) == word(queue, slots[not taken][queue])
+            if checked:
+                assert ctx.get(dut.check_queue) == queue
+
+    simulator = Simulator(dut)
+    simulator.add_clock(1e-6)
+    simulator.add_testbench(test)
+    simulator.run()
+    assert min(b - a for a, b in pairwise(checks)) == FRAME_CYCLES
+    assert both > 50
+
+
 def test_counters_account_for_every_cycle_of_every_queue(bench):
     b = bench(latency=25, pauses=0.2, delays=(5, 30))
     b.program(Engine.PE, [load(update=add(1)) for _ in range(12)])
@@ -1106,6 +1177,27 @@ def test_queues_of_any_depth_wrap(depth, bench):
     assert b.pcs("pe") == [b.base_of(Engine.PE) + 128 * i for i in range(n)]
     for _, _, pc, word in b.issued:
         assert word == int.from_bytes(b.memory[pc], "little")
+
+
+@pytest.mark.parametrize("depth", [2, 8])
+def test_a_queue_that_waits_prefetches_no_more_than_its_store_holds(depth, bench):
+    b = bench(config=replace(TINY, semaphores=8, queue_depth=depth), delays=(90, 90))
+    n = 3 * depth + 4
+    b.program(Engine.PE, [load(waits=[ge(1, 1)] if not i else [], update=add(2)) for i in range(n)])
+    b.program(Engine.DVE, [memset(i, update=add(3)) for i in range(10)])
+    b.program(Engine.POOL, [event(Engine.POOL, waits=[ge(3, 10)], update=add(1))])
+
+    async def test(ctx):
+        assert (await b.execute(ctx))["done"]
+        assert await b.semaphore(ctx, 2) == n
+
+    b.run(test)
+    assert b.pcs("pe") == [b.base_of(Engine.PE) + 128 * i for i in range(n)]
+    for _, _, pc, word in b.issued:
+        assert word == int.from_bytes(b.memory[pc], "little")
+    first = next(cycle for cycle, name, _, _ in b.issued if name == "pe")
+    early = [c for c, at in b.bursts if at >> 16 == b.base_of(Engine.PE) >> 16 and c < first]
+    assert len(early) == depth + 2  # the store, the next one, the head
 
 
 def test_a_machine_with_sixteen_dma_engines(bench):

@@ -78,3 +78,17 @@ def test_full_increments_with_reads_all_the_time_lose_nothing(seed):
                 await run.read(ctx, i)
 
     run.simulate(test)
+
+
+def test_a_value_that_was_read_holds_until_the_next_read(seed):
+    run = Run(random.Random(seed))
+
+    async def test(ctx):
+        for i in (0, 3, len(COUNTERS) - 1):
+            await run.read(ctx, i)
+            value = ctx.get(run.dut.value)
+            for _ in range(3 * len(COUNTERS)):
+                await run.tick(ctx)
+                assert ctx.get(run.dut.value) == value
+
+    run.simulate(test)

@@ -139,3 +139,68 @@ def test_every_engine_gets_each_job_once_and_in_order(config, pauses, seed):
     assert got == expected
     if not pauses:
         assert max(b - a for a, b in pairwise(taken)) <= 4
+
+
+@pytest.mark.parametrize("late", range(6))
+def test_clear_drops_what_has_not_been_handed_over(late):
+    config = TINY if late % 2 else SMALL
+    dut = DispatchDma(config=config)
+    engines = config.dma_engines
+    job = {"table": 0x80, "first": 0, "engines_used": engines, "count": 3, "queue": 1}
+
+    async def run(ctx):
+        async def offer(queue):
+            for name, value in job.items():
+                ctx.set(dut.requests[queue].p[name], value)
+            ctx.set(dut.requests[queue].valid, 1)
+            await ctx.tick().until(dut.requests[queue].ready)
+            ctx.set(dut.requests[queue].valid, 0)
+
+        # Nobody takes the jobs.
+        await offer(0)
+        for _ in range(late):
+            await ctx.tick()
+        ctx.set(dut.clear, 1)
+        await ctx.tick()
+        ctx.set(dut.clear, 0)
+        for _ in range(6):
+            assert not ctx.get(dut.busy)
+            assert not any(ctx.get(port.valid) for port in dut.jobs), "a job outlived the clear"
+            await ctx.tick()
+
+        # What comes next is handed over, once.
+        handed = [0] * engines
+        for port in dut.jobs:
+            ctx.set(port.ready, 1)
+        await offer(len(DISPATCH_QUEUES) - 1)
+        for _ in range(8):
+            for e, port in enumerate(dut.jobs):
+                handed[e] += ctx.get(port.valid)
+            await ctx.tick()
+        assert handed == [1] * engines
+
+    simulator = Simulator(dut)
+    simulator.add_clock(1e-6)
+    simulator.add_testbench(run)
+    simulator.run()
+
+
+def test_a_request_offered_during_a_clear_is_not_kept():
+    dut = DispatchDma(config=TINY)
+
+    async def run(ctx):
+        ctx.set(dut.requests[0].p.engines_used, 1)
+        ctx.set(dut.requests[0].valid, 1)
+        ctx.set(dut.clear, 1)
+        await ctx.tick()
+        ctx.set(dut.requests[0].valid, 0)
+        ctx.set(dut.clear, 0)
+        for _ in range(6):
+            assert not ctx.get(dut.busy)
+            assert not ctx.get(dut.jobs[0].valid)
+            await ctx.tick()
+
+    simulator = Simulator(dut)
+    simulator.add_clock(1e-6)
+    simulator.add_testbench(run)
+    simulator.run()

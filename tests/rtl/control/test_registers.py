@@ -132,7 +132,7 @@ def test_only_mapped_addresses_are_readable(window):
             assert good or value == 0
             if not address % 64:
                 for low in (1, 2, 3):
-                    await window.host.read(ctx, address + low, expect=SLVERR)
+                    assert await window.host.read(ctx, address + low, expect=SLVERR) == 0
 
     window.run(test)
 
@@ -178,6 +178,44 @@ def test_control_and_clear_are_strobes_and_reset_wins(window):
         await host.write(ctx, "clear", 1, expect=SLVERR)
         await host.write(ctx, "clear", 0)
         assert window.strobes == ["clear"]
+
+    window.run(test)
+
+
+def test_a_response_that_is_not_taken_keeps_the_next_write_waiting(window):
+    async def test(ctx):
+        host, dut = window.dut.host, window.dut
+        watchdog, read_only = address_of("watchdog"), address_of("id")
+        responses = []
+
+        async def offer(address, value):
+            ctx.set(host.awaddr, address)
+            ctx.set(host.wdata, value)
+            ctx.set(host.wstrb, 15)
+            ctx.set(host.awvalid, 1)
+            ctx.set(host.wvalid, 1)
+            await ctx.tick().until(host.awready & host.wready)
+            ctx.set(host.awvalid, 0)
+            ctx.set(host.wvalid, 0)
+
+        await offer(watchdog, 123)
+        await ctx.tick().until(host.bvalid)
+        await offer(watchdog, 456)
+        for _ in range(5):
+            assert ctx.get(dut.watchdog) == 123, "a write before the response to the one before"
+            await ctx.tick()
+        for address in (read_only, watchdog, None):
+            ctx.set(host.bready, 1)
+            responses.append((await ctx.tick().sample(host.bresp).until(host.bvalid))[-1])
+            ctx.set(host.bready, 0)
+            if address is not None:
+                await offer(address, 789)
+                for _ in range(5):
+                    await ctx.tick()
+        ctx.set(host.bready, 1)
+        responses.append((await ctx.tick().sample(host.bresp).until(host.bvalid))[-1])
+        assert responses == [OKAY, OKAY, SLVERR, OKAY]
+        assert ctx.get(dut.watchdog) == 789
 
     window.run(test)
 
@@ -229,6 +267,38 @@ def test_the_low_word_of_a_counter_latches_the_high_word(window):
             other = (i + 1) % len(COUNTERS)
             address = COUNTER_BASE + 8 * other
             assert await host.read(ctx, address + 4) == window.counters[other] >> 32
+
+    window.run(test)
+
+
+def test_a_latched_high_word_is_given_once(window):
+    flip = (1 << 64) - 1
+
+    async def test(ctx):
+        host, counters = window.host, window.counters
+        for i in (0, len(COUNTERS) - 1):
+            address = COUNTER_BASE + 8 * i
+            latched = counters[i] >> 32
+            await host.read(ctx, address)
+            counters[i] ^= flip
+            assert await host.read(ctx, address + 4) == latched
+            assert await host.read(ctx, address + 4) == counters[i] >> 32
+            # A high word that was read without the low one latches nothing.
+            for _ in range(2):
+                counters[i] ^= flip
+                assert await host.read(ctx, address + 4) == counters[i] >> 32
+
+    window.run(test)
+
+
+def test_another_counter_read_between_the_words_ends_the_latch(window):
+    async def test(ctx):
+        host = window.host
+        for between in (COUNTER_BASE + 8, COUNTER_BASE + 12):
+            await host.read(ctx, COUNTER_BASE)
+            window.counters[0] ^= (1 << 64) - 1
+            await host.read(ctx, between)
+            assert await host.read(ctx, COUNTER_BASE + 4) == window.counters[0] >> 32
 
     window.run(test)
 

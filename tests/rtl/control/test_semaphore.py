@@ -223,3 +223,81 @@ def test_a_new_value_can_be_read_two_cycles_after_the_update_was_taken(seed):
         assert seen == [(cycle, 9 if cycle >= taken + 2 else 0) for cycle, _ in seen]
 
     simulate(dut, driver, test)
+
+
+async def offer(ctx, port, update):
+    """Offer an update until it is taken; return in the cycle after."""
+    ctx.set(port.p.semaphore, update[0])
+    ctx.set(port.p.mode, update[1])
+    ctx.set(port.p.value, update[2])
+    ctx.set(port.valid, 1)
+    await ctx.tick().until(port.ready)
+    ctx.set(port.valid, 0)
+
+
+TOP = (1 << 32) - 1
+
+
+@pytest.mark.parametrize(
+    "update", [(5, ADD, 1), (5, SET, 9), (3, ADD, 7)], ids=["overflow", "set", "add"]
+)
+def test_clear_drops_the_update_that_has_been_taken_but_not_made(update, seed):
+    dut = Semaphores(config=CONFIGS[1])
+    driver = Driver(dut, random.Random(seed))
+
+    async def test(ctx):
+        await swept(ctx, dut)
+        driver.plans[0].append((5, SET, TOP))
+        await driver.drain(ctx)
+        before = await values_of(ctx, dut)
+        await offer(ctx, dut.host, update)
+        ctx.set(dut.clear, 1)
+        await ctx.tick()
+        ctx.set(dut.clear, 0)
+        for _ in range(4):
+            assert ctx.get(dut.idle)
+            await ctx.tick()
+        assert await values_of(ctx, dut) == before
+        assert driver.errors == [], "an update that was dropped is reported"
+        await offer(ctx, dut.host, (3, ADD, 1))  # later ones are made
+        await ctx.tick()
+        assert (await values_of(ctx, dut))[3] == 1
+
+    simulate(dut, driver, test)
+
+
+def test_an_update_taken_as_a_sweep_begins_is_made_after_it(seed):
+    dut = Semaphores(config=CONFIGS[1])
+    driver = Driver(dut, random.Random(seed))
+
+    async def test(ctx):
+        await swept(ctx, dut)
+        for semaphore in (0, 5, 15):
+            driver.plans[0].append((semaphore, SET, TOP))
+            await driver.drain(ctx)
+            ctx.set(dut.sweep, 1)
+            await offer(ctx, dut.host, (semaphore, ADD, 9))  # too much before, but not after
+            ctx.set(dut.sweep, 0)
+            assert ctx.get(dut.sweeping)
+            await swept(ctx, dut)
+            await driver.drain(ctx)
+            assert await values_of(ctx, dut) == [9 if i == semaphore else 0 for i in range(16)]
+        assert driver.errors == []
+
+    simulate(dut, driver, test)
+
+
+def test_idle_is_low_until_the_update_is_made(seed):
+    dut = Semaphores(config=CONFIGS[0])
+    driver = Driver(dut, random.Random(seed))
+
+    async def test(ctx):
+        await swept(ctx, dut)
+        assert ctx.get(dut.idle)
+        for port in (dut.pe, dut.host):
+            await offer(ctx, port, (2, ADD, 1))
+            assert not ctx.get(dut.idle), "taken but not made"
+            await ctx.tick()
+            assert ctx.get(dut.idle)
+
+    simulate(dut, driver, test)
