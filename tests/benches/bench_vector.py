@@ -16,43 +16,11 @@ from makalu.rtl.interfaces import (
 )
 from makalu.rtl.interfaces import Update as UpdatePayload
 from pins import begin, cycle, generator, pack, settle, unpack
+from vector_model import execute
 
 P = CONFIG.partitions
 AREA = 512  # bytes of each partition: sources below the middle, destinations above
 BANKS, WORDS = CONFIG.psum_banks, CONFIG.psum_bank_words
-
-
-def unsigned(fmt):
-    return np.dtype(f"u{fmt.bytes}")
-
-
-def cast(codes, src, dst, saturate):
-    """Codes of ``src`` in ``dst``, through binary32."""
-    if src is dst:
-        return codes
-    with np.errstate(all="ignore"):
-        values = src.decode(codes.view(src.dtype)).astype(np.float32)
-        out = dst.encode(values.astype(np.float64), saturate=bool(saturate))
-        out = np.ascontiguousarray(out).view(unsigned(dst)).copy()
-    if dst.is_float:
-        nan = np.isnan(values)
-        quiet = dst.encode(np.array([np.nan])).view(unsigned(dst))[0]
-        sign = unsigned(dst).type(1 << (dst.bits - 1))
-        out[nan] = np.where(np.signbit(values[nan]), quiet | sign, quiet & ~sign)
-    return out
-
-
-def gather(memory, ap):
-    rows = memory[ap.start_partition : ap.start_partition + ap.num_partitions]
-    at = ap.element_offsets()[:, None] + np.arange(ap.dtype.bytes)
-    return np.ascontiguousarray(rows[:, at]).view(unsigned(ap.dtype))[..., 0]
-
-
-def scatter(memory, ap, codes):
-    for i, at in enumerate(ap.element_offsets()):
-        column = np.ascontiguousarray(codes[:, i, None]).view(np.uint8)
-        rows = slice(ap.start_partition, ap.start_partition + ap.num_partitions)
-        memory[rows, at : at + ap.dtype.bytes] = column
 
 
 class Bench:
@@ -139,16 +107,8 @@ class Bench:
                 "instructions",
                 pack(Issue, {"word": int.from_bytes(instruction.encode(), "little"), "pc": i}),
             )
-            dst = instruction.dst
-            if isinstance(instruction, Memset):
-                code = instruction.value & (1 << dst.dtype.bits) - 1
-                codes = np.full((dst.num_partitions, dst.elements), code, unsigned(dst.dtype))
-            else:
-                src = instruction.src
-                memory = self.psum if src.space == Space.PSUM else want
-                codes = cast(gather(memory, src), src.dtype, dst.dtype, instruction.saturate)
-            scatter(want, dst, codes)
-            self.compared += codes.size
+            execute(instruction, want, self.psum)
+            self.compared += instruction.dst.num_partitions * instruction.dst.elements
             update = instruction.update
             if update.mode != UpdateMode.NONE:
                 expected.append((update.semaphore, int(update.mode), update.value))

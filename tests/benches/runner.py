@@ -19,6 +19,9 @@ from makalu.sim import toolchain
 
 __all__ = ["SIMULATORS", "BenchFailure", "run_bench"]
 
+MODELS = Path(__file__).parents[1] / "rtl" / "engines"
+"""Where benches find the models that the tests of ``rtl/`` use too."""
+
 SIMULATORS = ["verilator", *(["icarus"] if shutil.which("iverilog") else [])]
 """Simulators of this machine; Icarus is optional."""
 
@@ -153,7 +156,8 @@ def run_bench(
     results = build_dir / "results.xml"
     results.unlink(missing_ok=True)
     log = build_dir / "test.log"
-    sys.path.insert(0, str(bench.parent))  # the runner hands sys.path to the simulator's Python
+    before = list(sys.path)  # the runner hands sys.path to the simulator's Python
+    sys.path[:0] = [str(bench.parent), str(MODELS)]
     try:
         runner.test(
             test_module=bench.stem,
@@ -169,7 +173,7 @@ def run_bench(
     except (SystemExit, RuntimeError) as error:
         raise BenchFailure(f"{bench.name}: the simulator stopped: {error}\n{_tail(log)}") from None
     finally:
-        sys.path.remove(str(bench.parent))
+        sys.path[:] = before
     return check_results(results, log, bench, only)
 
 

@@ -30,63 +30,12 @@ from makalu.rtl.engines.vector import GAP_CYCLES, VECTOR_CYCLES, VectorEngine
 from makalu.rtl.interfaces import SBUF_READ_CYCLES
 from makalu.rtl.memory.sbuf import DMA_PATIENCE_CYCLES, Sbuf
 
+from .vector_model import cast, execute, gather, unsigned
+
 CONFIG = replace(TINY, sbuf_bytes=1024, psum_bank_bytes=32)
 EIGHT_ROWS = replace(TINY, rows=8, sbuf_bytes=1024, psum_bank_bytes=32)
 HALF = CONFIG.sbuf_bytes // 2  # sources lie below, destinations above
 SMALL_FLOATS = (BF16, FP16, FP8_E4M3, FP8_E4M3FN, FP8_E5M2, FP8_E3M4)
-
-
-# What instructions mean ---------------------------------------------------------------------------
-
-
-def unsigned(fmt):
-    return np.dtype(f"u{fmt.bytes}")
-
-
-def cast(codes, src, dst, saturate):
-    """Codes of ``src`` in ``dst``, through binary32."""
-    if src is dst:
-        return codes
-    with np.errstate(all="ignore"):
-        values = src.decode(codes.view(src.dtype)).astype(np.float32)
-        out = dst.encode(values.astype(np.float64), saturate=bool(saturate))
-        out = np.ascontiguousarray(out).view(unsigned(dst)).copy()
-    if dst.is_float:
-        nan = np.isnan(values)
-        quiet = dst.encode(np.array([np.nan])).view(unsigned(dst))[0]
-        sign = 1 << (dst.bits - 1)
-        out[nan] = np.where(
-            np.signbit(values[nan]), quiet | sign, quiet & ~unsigned(dst).type(sign)
-        )
-    return out
-
-
-def gather(memory, ap):
-    """Codes ``[partitions, elements]`` that ``ap`` names."""
-    rows = memory[ap.start_partition : ap.start_partition + ap.num_partitions]
-    at = ap.element_offsets()[:, None] + np.arange(ap.dtype.bytes)
-    return np.ascontiguousarray(rows[:, at]).view(unsigned(ap.dtype))[..., 0]
-
-
-def scatter(memory, ap, codes):
-    """Write in order: of elements that overlap the last one stays."""
-    for i, at in enumerate(ap.element_offsets()):
-        column = np.ascontiguousarray(codes[:, i, None]).view(np.uint8)
-        rows = slice(ap.start_partition, ap.start_partition + ap.num_partitions)
-        memory[rows, at : at + ap.dtype.bytes] = column
-
-
-def execute(instruction, sbuf, psum):
-    dst = instruction.dst
-    if isinstance(instruction, Memset):
-        code = instruction.value & (1 << dst.dtype.bits) - 1
-        codes = np.full((dst.num_partitions, dst.elements), code, unsigned(dst.dtype))
-    else:
-        src = instruction.src
-        memory = psum if src.space == Space.PSUM else sbuf
-        codes = cast(gather(memory, src), src.dtype, dst.dtype, instruction.saturate)
-    if dst.elements:
-        scatter(sbuf, dst, codes)
 
 
 # Bench --------------------------------------------------------------------------------------------
