@@ -1,6 +1,9 @@
 """Who may import whom: models that import the hardware prove nothing."""
 
 import ast
+import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -90,9 +93,36 @@ def test_the_rule_catches_a_model_that_imports_the_hardware():
     assert allowed(("sim", "golden"), ("rtl", "arch", "isa"))
 
 
-def test_folders_are_not_importable_by_their_bare_names():
-    import importlib.util
+def _alone(code):
+    """What a Python prints that has neither this folder nor its parent on its path."""
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", code], capture_output=True, text=True, check=True
+    )
+    return json.loads(done.stdout)
 
-    for folder in FOLDERS:
-        spec = importlib.util.find_spec(folder)
-        assert spec is None or str(ROOT) not in str(spec.origin), folder
+
+def test_folders_are_not_importable_by_their_bare_names():
+    """However this pytest was started: `python -m pytest` has the root on its path."""
+    code = (
+        "import importlib.util, json\n"
+        f"specs = {{name: importlib.util.find_spec(name) for name in {FOLDERS}}}\n"
+        "print(json.dumps({name: str(spec.origin or spec.submodule_search_locations)"
+        " for name, spec in specs.items() if spec}))"
+    )
+    ours = {name: where for name, where in _alone(code).items() if str(ROOT) in where}
+    assert not ours
+
+
+def test_the_golden_model_loads_the_contract_and_nothing_of_the_hardware():
+    code = "import json, sys, makalu.sim.golden; print(json.dumps(sorted(sys.modules)))"
+    loaded = set(_alone(code))
+    ours = {name for name in loaded if name.split(".")[0] == "makalu"}
+    assert "makalu.rtl.arch.isa" in ours
+    assert {n for n in ours if not n.startswith("makalu.rtl.arch.")} <= {
+        "makalu", "makalu.rtl", "makalu.rtl.arch", "makalu.sim", "makalu.sim.golden",
+    }  # fmt: skip
+    # Of Amaranth's own, what layouts are made of; no simulator, memory, FIFO or back end.
+    amaranth = {name for name in loaded if name.startswith("amaranth.")}
+    library = {name for name in amaranth if name.startswith("amaranth.lib.")}
+    assert library <= {f"amaranth.lib.{name}" for name in ("data", "enum", "meta", "wiring")}
+    assert not amaranth & {"amaranth.sim", "amaranth.back", "amaranth.vendor"}
