@@ -63,26 +63,46 @@ def join(runs, width):
 class Body:
     """A function over the lanes of a context: what it loads, computes and stores.
 
+    It consists of parts, each of them a loop over the lanes of a block; what one part leaves to
+    the next is in arrays of the size of a block.
+
     Attributes
     ----------
-    lines, ends : lists of :class:`str`
-        C of one lane; what is stored is stored last.
-    pointers, checks, staging : C ahead of the lanes
-        ``checks`` add to ``diff`` what has changed since the last time.
+    lines : list of :class:`str`
+        C of one lane in the present part.
+    loops : list of lists of lines
+    checks, staging, pointers, blocks : C ahead of the loops
+        ``checks`` add to ``diff`` what has changed since the last time; ``staging`` copies what
+        lanes see of other lanes, ``blocks`` declares arrays of the size of a block.
     """
 
     def __init__(self, emitter, context, name):
         self.e, self.context, self.name = emitter, context, name
         self.group = context.number > 0
-        self.lines, self.ends, self.checks = [], [], []
-        self.pointers, self.staging = {}, {}
-        self.loads, self.local = {}, {}
+        self.size, self.step = emitter.blocks[context.number]
+        self.loops, self.checks = [], []
+        self.pointers, self.staging, self.tables, self.arrays = {}, {}, {}, {}
         self.sources = set()
+        self.shared, self.saved, self.texts = {}, {}, {}
+        self.owned = set()
+        self.begin(())
+
+    def begin(self, owned):
+        """Begin a part, which sets the registers ``owned``."""
+        self.lines, self.loads, self.local, self.owned = [], {}, {}, set(owned)
+
+    def end(self):
+        """End a part."""
+        self.loops.append(self.lines)
 
     # Reading --------------------------------------------------------------------------------------
 
     def pointer(self, name, text, kind):
         self.pointers.setdefault(name, f"{kind} *restrict {name} = {text};")
+
+    def array_of(self, name, kind):
+        """Declare an array with an element for each lane of a block."""
+        self.arrays.setdefault(name, f"_Alignas(64) {kind} {name}[{self.size}];")
 
     def word(self, number, word, lane):
         """C of a word of a value, and its width."""
@@ -93,15 +113,23 @@ class Body:
             return self.outside(value, word, lane), width
         if (number, word) in self.local:
             return self.local[number, word], width
-        if not self.group:
+        if not self.group and number not in self.owned:
             return self.outside(value, word, lane), width
         if (number, word) not in self.loads:
             if value.kind == "field":
-                text = self.field(e.fields[number])
+                if number not in self.texts:
+                    self.texts[number] = self.field(e.fields[number])
+                text = self.texts[number]
+            elif (number, word) in self.shared:
+                text = f"{self.shared[number, word]}[l]"
+            elif (number, word) in self.saved:
+                text = f"{self.saved[number, word]}[l]"
+            elif not self.group:
+                text = f"(s->{e.stored(value, word)})"
             else:
                 name = e.stored(value, word)
                 at = f" + s->flip * {self.context.lanes}" if number in e.doubled else ""
-                self.pointer(name, f"s->{name}{at}", storage(width))
+                self.pointer(name, f"s->{name}{at} + base", storage(width))
                 text = f"{name}[l]"
             name = text
             if text.endswith("]") or text.endswith(")"):
@@ -137,16 +165,36 @@ class Body:
         direct = self.direct(field)
         if direct:
             return direct
+        kind = storage(width)
         if (field.source < 0).all():
-            kind, table = storage(width), ", ".join(str(v) for v in field.offset.tolist())
-            self.pointers.setdefault(
-                name, f"static const {kind} {name}[{self.context.lanes}] = {{{table}}};"
+            table = ", ".join(str(v) for v in field.offset.tolist())
+            self.tables.setdefault(
+                name, f"static const {kind} {name}_[{self.context.lanes}] = {{{table}}};"
             )
+            self.pointer(name, f"{name}_ + base", f"const {kind}")
             return f"{name}[l]"
-        e.member(name, storage(width), self.context.lanes)
-        self.pointer(name, f"s->{name}", storage(width))
-        self.staging[number] = self.gather(field, name)
+        if self.of_neighbours(field):
+            self.array_of(name, kind)
+            self.staging[number] = self.copied(field, name)
+            return f"{name}[l]"
+        e.member(name, kind, self.context.lanes)
+        self.pointer(name, f"s->{name} + base", f"const {kind}")
+        self.checks += self.gathered(field, name)
         return f"{name}[l]"
+
+    def of_neighbours(self, field):
+        """Whether a field mostly shows registers of lanes of the same group.
+
+        Then flags tell whether it may have changed, and nothing is compared.
+        """
+        values, own = self.e.netlist.values, 0
+        for v in field.source.tolist():
+            if v >= 0:
+                value = values[v]
+                if not value.context or value.kind not in ("reg", "read"):
+                    return False
+                own += value.context == self.context.number
+        return 2 * own > self.context.lanes
 
     def source(self, field, lane):
         """C of what a field is in one lane."""
@@ -176,70 +224,94 @@ class Body:
         if source in e.doubled:
             at = f"s->flip * {e.netlist.contexts[value.context].lanes} + {first}"
         name = f"d{stored}_{first}"
-        self.pointer(name, f"s->{stored} + {at}", f"const {storage(own)}")
-        flag = "ran" if value.kind == "comb" else "seen" if source in e.doubled else "was"
-        self.sources.add((value.context, flag))
+        self.pointer(name, f"s->{stored} + {at} + base", f"const {storage(own)}")
+        self.watch(value)
         return join([(f"{name}[l]", own, offset % WORD, field.value.width, 0)], field.value.width)
 
-    def gather(self, field, name):
-        """C that copies what a field is in each lane into an array.
+    def watch(self, value):
+        """Let the group run when a value of another one has changed."""
+        crossing = value.number in self.e.plan.crossing
+        flag = "ran" if value.kind == "comb" else "seen" if crossing else "was"
+        if value.context != self.context.number:
+            self.sources.add((value.context, "was" if value.kind == "read" else flag))
 
-        Most lanes usually see their neighbours: one loop copies a run, and what differs from it, in
-        steps, is put on top.
+    def runs(self, field):
+        """A field as runs of lanes: ``(first, step, count, source, offset, lane, by)``.
+
+        Most lanes usually see their neighbours: the first run then covers all lanes from its first
+        to its last, and what differs from it is put on top.
         """
-        width, lanes = field.value.width, self.context.lanes
-        kind = storage(width)
+        lanes, lane = self.context.lanes, field.lane.tolist()
         keys = list(zip(field.source.tolist(), field.offset.tolist(), strict=True))
-        lane = field.lane.tolist()
-        lines = [f"{kind} x[{lanes}];"]
-
-        def text(at, index):
-            source, offset = keys[at][0], int(keys[at][1])
-            if source < 0:
-                return literal(offset, width)
-            value = self.e.netlist.values[source]
-            own = words(value.width)[offset // WORD]
-            whole = self.outside(value, offset // WORD, index)
-            return join([(whole, own, offset % WORD, width, 0)], width)
-
-        runs = {}
+        found, runs, left = [], {}, list(range(lanes))
         for at in range(lanes):
             if keys[at][0] >= 0 and self.e.netlist.values[keys[at][0]].context:
                 runs.setdefault((keys[at], lane[at] - at), []).append(at)
-        left = list(range(lanes))
-        run = max(runs.items(), key=lambda item: len(item[1]), default=None)
-        if run is not None and 2 * len(run[1]) > lanes:
-            (_, by), covered = run
-            lines.append(
-                f"for (int l = {covered[0]}; l <= {covered[-1]}; ++l) "
-                f"x[l] = {text(covered[0], f'(l + {by})')};"
-            )
-            left = sorted(set(left) - set(covered))
+        run = max(runs.values(), key=len, default=())
+        if 2 * len(run) > lanes:
+            first, last = run[0], run[-1]
+            found.append((first, 1, last - first + 1, *keys[first], lane[first], 1))
+            left = sorted(set(left) - set(run))
         while left:
-            at, found = left[0], [left[0]]
+            at, part = left[0], [left[0]]
             for other in left[1:]:
                 if keys[other] != keys[at]:
                     continue
-                if len(found) > 1 and (
-                    other - found[-1] != found[1] - at
-                    or lane[other] - lane[found[-1]] != lane[found[1]] - lane[at]
+                if len(part) > 1 and (
+                    other - part[-1] != part[1] - at
+                    or lane[other] - lane[part[-1]] != lane[part[1]] - lane[at]
                 ):
                     continue
-                found.append(other)
-            if len(found) > 2:
-                step, by = found[1] - at, lane[found[1]] - lane[at]
-                lines.append(
-                    f"for (int i = 0; i < {len(found)}; ++i) "
-                    f"x[{at} + {step} * i] = {text(at, f'({lane[at]} + {by} * i)')};"
-                )
-            else:
-                found = [at]
-                lines.append(f"x[{at}] = {text(at, lane[at])};")
-            left = sorted(set(left) - set(found))
+                part.append(other)
+            step, by = (part[1] - at, lane[part[1]] - lane[at]) if len(part) > 1 else (1, 0)
+            found.append((at, step, len(part), *keys[at], lane[at], by))
+            left = sorted(set(left) - set(part))
+        return found
+
+    def seen(self, source, offset, lane, width):
+        """C of what a field shows of one lane."""
+        if source < 0:
+            return literal(int(offset), width)
+        value, offset = self.e.netlist.values[source], int(offset)
+        own = words(value.width)[offset // WORD]
+        whole = self.outside(value, offset // WORD, lane)
+        return join([(whole, own, offset % WORD, width, 0)], width)
+
+    def gathered(self, field, name):
+        """C that copies what a field is in each lane into an array, and compares."""
+        width, lanes = field.value.width, self.context.lanes
+        lines = [f"{storage(width)} x[{lanes}];"]
+        for first, step, count, source, offset, lane, by in self.runs(field):
+            if count == 1:
+                lines.append(f"x[{first}] = {self.seen(source, offset, lane, width)};")
+                continue
+            text = self.seen(source, offset, f"({lane} + {by} * i)", width)
+            lines.append(f"for (int i = 0; i < {count}; ++i) x[{first} + {step} * i] = {text};")
         lines.append(
             f"for (int l = 0; l < {lanes}; ++l) diff |= x[l] ^ s->{name}[l], s->{name}[l] = x[l];"
         )
         return ["{", *(f"    {line}" for line in lines), "}"]
+
+    def copied(self, field, name):
+        """C that copies what a field is in each lane of a block into an array."""
+        width, lanes, lines = field.value.width, self.context.lanes, []
+        for first, step, count, source, offset, lane, by in self.runs(field):
+            if source >= 0:
+                self.watch(self.e.netlist.values[source])
+            low, high = "0", f"{count}"
+            if self.size < lanes:  # those of the run that lie in the block
+                low, high = "low", "high"
+                lines.append(
+                    f"low = base > {first} ? (base - {first} + {step - 1}) / {step} : 0; "
+                    f"high = (base + {self.size} - {first} + {step - 1}) / {step};"
+                )
+                lines.append(f"if (high > {count}) high = {count};")
+            text = self.seen(source, offset, f"({lane} + {by} * i)", width)
+            place = f"{name}[{first} + {step} * i - base]"
+            if count < lanes // 2:
+                lines.append("FEW")
+            lines.append(f"for (int i = {low}; i < {high}; ++i) {place} = {text};")
+        return lines
 
     def x(self, resolved):
         """C of at most 64 resolved bits."""
@@ -566,6 +638,17 @@ class Body:
 
     # Storing --------------------------------------------------------------------------------------
 
+    def share(self, value):
+        """Store a value for later parts of the function."""
+        for word, width in enumerate(words(value.width)):
+            if self.group:
+                name = f"p{value.number}_{word}"
+                self.array_of(name, storage(width))
+                self.lines.append(
+                    f"{name}[l] = ({storage(width)}){self.local[value.number, word]};"
+                )
+                self.shared[value.number, word] = name
+
     def keep(self, value):
         """Store a value for other functions."""
         for word, width in enumerate(words(value.width)):
@@ -573,10 +656,10 @@ class Body:
 
     def store(self, name, width, text):
         if self.group:
-            self.pointer(name, f"s->{name}", storage(width))
-            self.ends.append(f"{name}[l] = ({storage(width)}){text};")
+            self.pointer(name, f"s->{name} + base", storage(width))
+            self.lines.append(f"{name}[l] = ({storage(width)}){text};")
         else:
-            self.ends.append(f"s->{name} = {text};")
+            self.lines.append(f"s->{name} = {text};")
 
     def sink(self, name, bits, active=None):
         """Store at most 64 bits under a name; ``active`` gathers whether any is set."""
@@ -590,8 +673,8 @@ class Body:
         if active:
             self.lines.append(f"{active} |= z{name} != 0;")
 
-    def register(self, cell, deferred=False):
-        """The next contents of a register."""
+    def register(self, cell, deferred=False, save=False):
+        """The next contents of a register; the present ones may be saved for later parts."""
         e, out = self.e, cell.output
         inputs = {n: e.resolve(b) for n, b in cell.inputs.items() if n != "CLK"}
 
@@ -614,16 +697,20 @@ class Body:
             if not self.group:
                 if deferred:
                     e.member(f"n{stored}", ctype(width), 0)
-                self.ends.append(f"s->{'n' if deferred else ''}{stored} = {name};")
+                self.lines.append(f"s->{'n' if deferred else ''}{stored} = {name};")
                 continue
-            kind = "out" if out.number in e.doubled else "new"
+            kind = "out" if out.number in e.plan.crossing else "new"
             self.lines.append(f"{kind}{32 if width <= 32 else 64} |= {name} ^ {old};")
             if out.number in e.doubled:
-                at = f"s->{stored} + !s->flip * {self.context.lanes}"
+                at = f"s->{stored} + !s->flip * {self.context.lanes} + base"
                 self.pointer(f"w{stored}", at, storage(width))
-                self.ends.append(f"w{stored}[l] = ({storage(width)}){name};")
-            else:
-                self.store(stored, width, name)
+                self.lines.append(f"w{stored}[l] = ({storage(width)}){name};")
+                continue
+            if save:
+                self.array_of(f"o{stored}", storage(width))
+                self.lines.append(f"o{stored}[l] = ({storage(width)}){old};")
+                self.saved[out.number, word] = f"o{stored}"
+            self.store(stored, width, name)
 
     def text(self, *, commit, actives=()):
         """The function."""
@@ -631,23 +718,32 @@ class Body:
         out = [f"static void {self.name}(struct state *restrict s) {{"]
         if not self.group:
             out += [f"    u32 {name} = 0;" for name in actives]
-            out += [f"    {line}" for line in (*self.lines, *self.ends)]
+            out += [f"    {line}" for loop in self.loops for line in loop]
             out += [f"    s->{name} = {name};" for name in actives]
             return "\n".join([*out, "}", ""])
         ran = " | ".join(f"s->{flag}[{context}]" for context, flag in sorted(self.sources))
+        out += [f"    {line}" for line in self.tables.values()]
         out += [f"    u64 diff = s->was[{g}] | s->ran[{g}]{' | ' + ran if ran else ''};"]
         out += [f"    {line}" for line in self.checks]
-        out += [f"    {line}" for lines in self.staging.values() for line in lines]
         out += ["    if (SKIP && !diff) return;"]
-        out += [f"    {line}" for line in self.pointers.values()]
         if commit:
             out += ["    u32 new32 = 0, out32 = 0;", "    u64 new64 = 0, out64 = 0;"]
         out += [f"    u32 {name} = 0;" for name in actives]
-        if lanes >= 8:
-            out.append("    LANES")
-        out += [f"    for (int l = 0; l < {lanes}; ++l) {{"]
-        out += [f"        {line}" for line in (*self.lines, *self.ends)]
-        out += ["    }"]
+        first, last = (0, lanes) if self.step > 0 else (lanes - self.size, -self.size)
+        out += [
+            f"    for (int base = {first}; base != {last}; base += {self.step * self.size}) {{",
+            *(f"        {line}" for line in self.arrays.values()),
+        ]
+        staging = [line for lines in self.staging.values() for line in lines]
+        if staging:
+            out += ["        int low, high;", *(f"        {line}" for line in staging)]
+        out += ["        {", *(f"            {line}" for line in self.pointers.values())]
+        for loop in self.loops:
+            out += ["            LANES"] if self.size >= 8 else []
+            out += [f"            for (int l = 0; l < {self.size}; ++l) {{"]
+            out += [f"                {line}" for line in loop]
+            out += ["            }"]
+        out += ["        }", "    }"]
         out += [f"    s->{name} = {name};" for name in actives]
         if commit:
             out.append(f"    s->moved[{g}] = (out32 | out64) != 0;")

@@ -12,6 +12,8 @@ something early in this cycle, and ``act`` which memories are asked for anything
 
 from pathlib import Path
 
+import numpy as np
+
 from .cells import WORD, Body, ctype, literal, storage, words
 from .netlist import CLOCKED, Value
 
@@ -19,6 +21,12 @@ __all__ = ["Emitter"]
 
 CHUNK = 500
 """Cells per C function of the rest."""
+
+LOOP = 100
+"""Cells per loop over lanes: what such a loop computes should find room in vector registers."""
+
+BLOCK = 256
+"""Lanes that are done at a time: what one loop leaves to the next stays in the nearest cache."""
 
 _RUNTIME = Path(__file__).with_name("runtime.h")
 
@@ -37,11 +45,8 @@ class Emitter:
         self.netlist, self.plan, self.externs = netlist, plan, externs or {}
         self.members = {}  # of the state: name -> (type, length or 0)
         self.fields = {f.value.number: f for per in plan.fields for f in per}
-        self.doubled = {
-            number
-            for number in plan.crossing
-            if netlist.values[number].kind == "reg" and netlist.values[number].context
-        }
+        self.order, self.doubled = self._order()
+        self.blocks = [self._block(context) for context in netlist.contexts]
         self.memories = [memory for context in netlist.contexts for memory in context.memories]
         self._number = {id(memory): i for i, memory in enumerate(self.memories)}
 
@@ -90,7 +95,7 @@ class Emitter:
                 found.update(value for value, _, _ in self.resolve(bits) if value >= 0)
         return found
 
-    def _sinks(self, context):
+    def _sinks(self, context, named=True):
         """What memories and externs are asked: ``(name, bits, active)``, at most 64 bits each."""
         found = []
 
@@ -99,7 +104,7 @@ class Emitter:
                 found.append((f"{name}_{word}", bits[low : low + WORD], active))
 
         for memory in context.memories:
-            k = self.use_memory(memory)
+            k = self.use_memory(memory) if named else ""
             for i, (addr, en, _, _, clocked) in enumerate(memory.reads):
                 if clocked:
                     add(f"m{k}r{i}a", addr)
@@ -115,101 +120,267 @@ class Emitter:
                         add(f"e{number}_{name}", port)
         return found
 
+    def _behind(self, cells, sinks):
+        """Values that cells, registers and sinks read, those behind fields included."""
+        found = set()
+        for cell in cells:
+            found |= self._reads(cell)
+        for _, bits, _ in sinks:
+            found |= {value for value, _, _ in self.resolve(bits) if value >= 0}
+        behind = set()
+        for value in found:
+            if value in self.fields:
+                behind.update(v for v in self.fields[value].source.tolist() if v >= 0)
+            else:
+                behind.add(value)
+        return behind
+
+    def _order(self):
+        """Order of commits, and the registers that change before all have read them.
+
+        A group goes before those whose registers it reads; where that is a circle, and for what the
+        rest reads, which goes last, registers have two copies.
+        """
+        netlist, values = self.netlist, self.netlist.values
+        reads = []
+        for context in netlist.contexts:
+            cells = [cell for cell in context.cells if cell.kind in CLOCKED]
+            behind = self._behind(
+                [*self.plan.late[context.number], *cells], self._sinks(context, named=False)
+            )
+            reads.append(
+                {v for v in behind if values[v].kind == "reg" and values[v].context != context.number}
+            )
+        readers = [set() for _ in netlist.contexts]  # groups that read a group
+        for number, found in enumerate(reads):
+            for v in found:
+                if number and values[v].context:
+                    readers[values[v].context].add(number)
+        order, state = [], [0] * len(readers)
+        for root in range(1, len(readers)):
+            stack = [(root, iter(sorted(readers[root])))]
+            if state[root]:
+                continue
+            state[root] = 1
+            while stack:
+                node, left = stack[-1]
+                for other in left:
+                    if not state[other]:
+                        state[other] = 1
+                        stack.append((other, iter(sorted(readers[other]))))
+                        break
+                else:
+                    order.append(node)
+                    stack.pop()
+        position = {number: i for i, number in enumerate([*order, 0])}
+        doubled = {
+            v
+            for number, found in enumerate(reads)
+            for v in found
+            if values[v].context and position[values[v].context] < position[number]
+        }
+        return order, doubled
+
+    def _block(self, context):
+        """How many lanes of a group are done at a time, and in which direction: (lanes, step).
+
+        A block's inputs from lanes of its own group are copied before the block changes them, so
+        they must lie in the same block or in those that come later.
+        """
+        lanes = context.lanes
+        size = max(n for n in range(1, BLOCK + 1) if lanes % n == 0)
+        if not context.number or size < BLOCK // 8:
+            return lanes, 1
+        below = above = True
+        at = np.arange(lanes) // size
+        for field in self.plan.fields[context.number]:
+            own = np.array(
+                [
+                    v >= 0 and self.netlist.values[v].context == context.number
+                    and self.netlist.values[v].kind == "reg"
+                    for v in field.source.tolist()
+                ]
+            )  # fmt: skip
+            block = field.lane.astype(np.int64) // size
+            below &= bool((block <= at)[own].all())
+            above &= bool((block >= at)[own].all())
+        return (size, -1) if below else (size, 1) if above else (lanes, 1)
+
     def _plan(self):
-        """Functions as ``(context, cells, registers, sinks, name, early)``, in order."""
+        """Functions as ``(context, parts, name, early)``, in order.
+
+        A part, ``(cells, registers, sinks)``, is a loop over lanes.
+        """
         netlist, found = self.netlist, []
         for number, run in enumerate(self.plan.early):
             context = netlist.contexts[run.context]
-            step = len(run.cells) if context.number else CHUNK
-            for low in range(0, len(run.cells), step):
-                name = f"early{number}_{low}"
-                found.append((context, run.cells[low : low + step], [], [], name, True))
-        for context in (*netlist.contexts[1:], netlist.contexts[0]):
-            registers = [cell for cell in context.cells if cell.kind in CLOCKED]
-            sinks, late = self._sinks(context), self.plan.late[context.number]
             if context.number:
-                found.append((context, late, registers, sinks, f"commit{context.number}", False))
+                parts = self._parts(context, run.cells, [], [], LOOP)
+                found.append((context, parts, f"early{number}", True))
             else:
-                found += self._parts(context, late, registers, sinks)
+                for low in range(0, len(run.cells), CHUNK):
+                    part = run.cells[low : low + CHUNK], [], []
+                    found.append((context, [part], f"early{number}_{low}", True))
+        for number in (*self.order, 0):
+            context = netlist.contexts[number]
+            registers = [cell for cell in context.cells if cell.kind in CLOCKED]
+            sinks, late = self._sinks(context), self.plan.late[number]
+            if number:
+                registers = self._upstream_last(late, registers)
+                parts = self._parts(context, late, registers, sinks, LOOP)
+                found.append((context, parts, f"commit{number}", False))
+            else:
+                for i, part in enumerate(self._parts(context, late, registers, sinks, CHUNK)):
+                    found.append((context, [part], f"commit0_{i}", False))
         return found
 
-    def _parts(self, context, late, registers, sinks):
-        """Cut the commit of the rest into functions: registers with the cells that feed them."""
+    def _upstream_last(self, late, registers):
+        """Order registers so that most change after what reads them has done so."""
         maker = {cell.output.number: cell for cell in late}
-        position = {id(cell): i for i, cell in enumerate(late)}
-        done, parts = set(), []
-        cells, own, asked = [], [], []
-
-        def cone(roots):
-            stack = [v for v in roots if v in maker]
+        owner = {cell.output.number: cell for cell in registers}
+        readers = {number: [] for number in owner}
+        for register in registers:
+            stack, seen = list(self._reads(register)), set()
             while stack:
                 v = stack.pop()
-                if v not in done:
-                    done.add(v)
-                    cells.append(maker[v])
-                    stack += [u for u in self._reads(maker[v]) if u in maker]
+                if v in seen:
+                    continue
+                seen.add(v)
+                if v in maker:
+                    stack += self._reads(maker[v])
+                elif v in owner and owner[v] is not register:
+                    readers[v].append(register.output.number)
+        order, state = [], set()
+        for root in owner:
+            if root in state:
+                continue
+            state.add(root)
+            stack = [(root, iter(readers[root]))]
+            while stack:
+                node, left = stack[-1]
+                for other in left:
+                    if other not in state:
+                        state.add(other)
+                        stack.append((other, iter(readers[other])))
+                        break
+                else:
+                    order.append(owner[node])
+                    stack.pop()
+        return order
 
-        def close():
-            if cells or own or asked:
-                ordered = sorted(cells, key=lambda cell: position[id(cell)])
-                name = f"commit0_{len(parts)}"
-                parts.append((context, ordered, list(own), list(asked), name, False))
-            for part in (cells, own, asked):
-                part.clear()
+    def _parts(self, context, late, registers, sinks, limit):
+        """Cut cells, registers and sinks into parts: each root with the cells that feed it."""
+        maker = {cell.output.number: cell for cell in late}
+        done, pieces = set(), []
+
+        def cone(roots):
+            """The cells below some values that are not yet anywhere."""
+            cells = []
+            for root in sorted(roots):
+                if root not in maker or root in done:
+                    continue
+                done.add(root)
+                stack = [(root, iter(sorted(self._reads(maker[root]))))]
+                while stack:
+                    node, below = stack[-1]
+                    for v in below:
+                        if v in maker and v not in done:
+                            done.add(v)
+                            stack.append((v, iter(sorted(self._reads(maker[v])))))
+                            break
+                    else:
+                        cells.append(maker[node])
+                        stack.pop()
+            return cells
 
         for register in registers:
-            cone(self._reads(register))
-            own.append(register)
-            if len(cells) + len(own) > CHUNK:
-                close()
+            pieces.append((cone(self._reads(register)), [register], []))
         by_memory = {}  # a memory's activity is gathered in one function
         for sink in sinks:
             by_memory.setdefault(sink[2] or sink[0].partition("_")[0], []).append(sink)
         for group in by_memory.values():
-            for sink in group:
-                cone({v for v, _, _ in self.resolve(sink[1]) if v >= 0})
-                asked.append(sink)
-            if len(cells) + len(asked) > CHUNK:
-                close()
-        close()
+            roots = {v for _, bits, _ in group for v, _, _ in self.resolve(bits) if v >= 0}
+            pieces.append((cone(roots), [], group))
+        for cell in late:  # early passes have no registers
+            if cell.output.number not in done:
+                pieces.append((cone([cell.output.number]), [], []))
+        return self._joined(pieces, limit)
+
+    def _joined(self, pieces, limit):
+        """Join pieces to parts of about ``limit`` cells, cut where least is handed on."""
+        last = {}  # value -> last piece that reads it
+        for i, (cells, registers, sinks) in enumerate(pieces):
+            for cell in (*cells, *registers):
+                last.update(dict.fromkeys(self._reads(cell), i))
+            for _, bits, _ in sinks:
+                last.update({v: i for v, _, _ in self.resolve(bits) if v >= 0})
+        change = [0] * (len(pieces) + 1)
+        for i, (cells, _, _) in enumerate(pieces):
+            for cell in cells:
+                change[i] += 1
+                change[max(i, last.get(cell.output.number, i))] -= 1
+        handed = np.cumsum(change).tolist()  # after each piece
+        parts, first = [], 0
+        while first < len(pieces):
+            size, best = 0, None
+            for i in range(first, len(pieces)):
+                size += sum(len(part) for part in pieces[i])
+                cost = 0 if i == len(pieces) - 1 else handed[i]
+                if best is None or (2 * size > limit and cost < best[0]) or 2 * size <= limit:
+                    best = cost, i
+                if 2 * size > 3 * limit:
+                    break
+            end = best[1] + 1
+            parts.append(
+                tuple([x for piece in pieces[first:end] for x in piece[k]] for k in range(3))
+            )
+            first = end
         return parts
 
     def _functions(self, watched):
         """C of all functions; calls of the early and the late ones; what moves at the end."""
         plan, netlist = self._plan(), self.netlist
-        made, used = {}, {}
-        for i, (_, cells, registers, sinks, _, _) in enumerate(plan):
-            for cell in cells:
-                made[cell.output.number] = i
-            reads = [self._reads(cell) for cell in (*cells, *registers)]
-            reads += [{v for v, _, _ in self.resolve(bits) if v >= 0} for _, bits, _ in sinks]
-            for value in set().union(*reads):
-                used.setdefault(value, set()).add(i)
-        kept = {v for v, i in made.items() if used.get(v, set()) - {i}}
+        made, used = {}, {}  # by (function, part)
+        for i, (_, parts, _, _) in enumerate(plan):
+            for j, (cells, registers, sinks) in enumerate(parts):
+                for cell in cells:
+                    made[cell.output.number] = i, j
+                reads = [self._reads(cell) for cell in (*cells, *registers)]
+                reads += [{v for v, _, _ in self.resolve(bits) if v >= 0} for _, bits, _ in sinks]
+                for value in set().union(*reads):
+                    used.setdefault(value, set()).add((i, j))
+        kept = {v for v, (i, _) in made.items() if any(k != i for k, _ in used.get(v, ()))}
         kept |= (set(watched) | self.plan.crossing) & made.keys()
         for bits in netlist.outputs.values():
             kept |= {v for v, _, _ in self.resolve(bits)} & made.keys()
         texts, early, late, moves = [], [], [], []
-        for i, (context, cells, registers, sinks, name, first) in enumerate(plan):
+        for i, (context, parts, name, first) in enumerate(plan):
             body = Body(self, context, name)
-            for cell in cells:
-                body.cell(cell)
-                if cell.output.number in kept:
-                    body.keep(cell.output)
-            for cell in registers:
-                # What a later function still reads is set at the end.
-                out = cell.output
-                later = not context.number and any(j > i for j in used.get(out.number, ()))
-                body.register(cell, later)
-                if later:
-                    for word in range(len(words(out.width))):
-                        stored = self.stored(out, word)
-                        moves.append(f"s->{stored} = s->n{stored};")
+            for j, (cells, registers, sinks) in enumerate(parts):
+                body.begin([cell.output.number for cell in registers])
+                for cell in cells:
+                    body.cell(cell)
+                    number = cell.output.number
+                    if number in kept:
+                        body.keep(cell.output)
+                    elif any(k == i and part != j for k, part in used.get(number, ())):
+                        body.share(cell.output)
+                for cell in registers:
+                    # What a later function, or part, still reads is set at the end, or saved.
+                    out, users = cell.output, used.get(cell.output.number, ())
+                    later = not context.number and any(k > i for k, _ in users)
+                    body.register(cell, later, any(k == i and part > j for k, part in users))
+                    if later:
+                        for word in range(len(words(out.width))):
+                            stored = self.stored(out, word)
+                            moves.append(f"s->{stored} = s->n{stored};")
+                for sink in sinks:
+                    body.sink(*sink)
+                body.end()
+            sinks = [sink for _, _, sinks in parts for sink in sinks]
             actives = list(dict.fromkeys(active for _, _, active in sinks if active))
             for active in actives:
                 self.member(active, "u32", 0)
-            for sink in sinks:
-                body.sink(*sink)
             texts.append(body.text(commit=not first, actives=actives))
             (early if first else late).append(f"{name}(s);")
         return texts, early, late, moves

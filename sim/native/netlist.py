@@ -377,7 +377,7 @@ class _Flattener:
             if not net.get("hide_name"):
                 for bit in net["bits"]:
                     labels.setdefault(bit, label)
-        for label, cell in module["cells"].items():
+        for label, cell in sorted(module["cells"].items(), key=_natural):
             kind, wires = cell["type"], cell["connections"]
             where = f"{path}.{label}"
             if kind in IGNORED:

@@ -12,11 +12,13 @@ typedef uint64_t u64;
 typedef int32_t i32;
 typedef int64_t i64;
 
-/* Lanes do not see each other's results of the same loop. */
+/* Lanes do not see each other's results of the same loop. A loop over few is not worth code. */
 #ifdef __clang__
 #define LANES _Pragma("clang loop vectorize(assume_safety) interleave(disable)")
+#define FEW _Pragma("clang loop vectorize(disable) unroll(disable)")
 #else
 #define LANES _Pragma("GCC ivdep")
+#define FEW
 #endif
 
 /* Choices without branches: both sides are values already. */
