@@ -641,13 +641,10 @@ class Body:
     def share(self, value):
         """Store a value for later parts of the function."""
         for word, width in enumerate(words(value.width)):
-            if self.group:
-                name = f"p{value.number}_{word}"
-                self.array_of(name, storage(width))
-                self.lines.append(
-                    f"{name}[l] = ({storage(width)}){self.local[value.number, word]};"
-                )
-                self.shared[value.number, word] = name
+            name = f"p{value.number}_{word}"
+            self.array_of(name, storage(width))
+            self.lines.append(f"{name}[l] = ({storage(width)}){self.local[value.number, word]};")
+            self.shared[value.number, word] = name
 
     def keep(self, value):
         """Store a value for other functions."""
@@ -673,8 +670,8 @@ class Body:
         if active:
             self.lines.append(f"{active} |= z{name} != 0;")
 
-    def register(self, cell, deferred=False, save=False):
-        """The next contents of a register; the present ones may be saved for later parts."""
+    def next(self, cell):
+        """The next contents of a register: for each word C of it, C of the present, the width."""
         e, out = self.e, cell.output
         inputs = {n: e.resolve(b) for n, b in cell.inputs.items() if n != "CLK"}
 
@@ -692,13 +689,14 @@ class Body:
                 if name in inputs:
                     sides = f"{text}, {old}" if name == "EN" else f"{reset}, {text}"
                     text = f"{_select(width)}({condition(name)}, {sides})"
+            yield text, old, width
+
+    def register(self, cell, save=False):
+        """Set a group's register; the present contents may be saved for later parts."""
+        e, out = self.e, cell.output
+        for word, (text, old, width) in enumerate(self.next(cell)):
             stored, name = e.stored(out, word), f"n{out.number}_{word}"
             self.lines.append(f"const {ctype(width)} {name} = {text};")
-            if not self.group:
-                if deferred:
-                    e.member(f"n{stored}", ctype(width), 0)
-                self.lines.append(f"s->{'n' if deferred else ''}{stored} = {name};")
-                continue
             kind = "out" if out.number in e.plan.crossing else "new"
             self.lines.append(f"{kind}{32 if width <= 32 else 64} |= {name} ^ {old};")
             if out.number in e.doubled:
@@ -720,6 +718,7 @@ class Body:
             out += [f"    u32 {name} = 0;" for name in actives]
             out += [f"    {line}" for loop in self.loops for line in loop]
             out += [f"    s->{name} = {name};" for name in actives]
+            out[0] = out[0].replace("static", "NOINLINE static")
             return "\n".join([*out, "}", ""])
         ran = " | ".join(f"s->{flag}[{context}]" for context, flag in sorted(self.sources))
         out += [f"    {line}" for line in self.tables.values()]

@@ -14,13 +14,11 @@ from pathlib import Path
 
 import numpy as np
 
+from .active import Rest
 from .cells import WORD, Body, ctype, literal, storage, words
 from .netlist import CLOCKED, Value
 
 __all__ = ["Emitter"]
-
-CHUNK = 500
-"""Cells per C function of the rest."""
 
 LOOP = 100
 """Cells per loop over lanes: what such a loop computes should find room in vector registers."""
@@ -87,7 +85,7 @@ class Emitter:
 
     # Functions ------------------------------------------------------------------------------------
 
-    def _reads(self, cell):
+    def reads(self, cell):
         """Values that a cell or register reads."""
         found = set()
         for name, bits in cell.inputs.items():
@@ -95,7 +93,7 @@ class Emitter:
                 found.update(value for value, _, _ in self.resolve(bits) if value >= 0)
         return found
 
-    def _sinks(self, context, named=True):
+    def sinks(self, context, named=True):
         """What memories and externs are asked: ``(name, bits, active)``, at most 64 bits each."""
         found = []
 
@@ -124,7 +122,7 @@ class Emitter:
         """Values that cells, registers and sinks read, those behind fields included."""
         found = set()
         for cell in cells:
-            found |= self._reads(cell)
+            found |= self.reads(cell)
         for _, bits, _ in sinks:
             found |= {value for value, _, _ in self.resolve(bits) if value >= 0}
         behind = set()
@@ -146,10 +144,14 @@ class Emitter:
         for context in netlist.contexts:
             cells = [cell for cell in context.cells if cell.kind in CLOCKED]
             behind = self._behind(
-                [*self.plan.late[context.number], *cells], self._sinks(context, named=False)
+                [*self.plan.late[context.number], *cells], self.sinks(context, named=False)
             )
             reads.append(
-                {v for v in behind if values[v].kind == "reg" and values[v].context != context.number}
+                {
+                    v
+                    for v in behind
+                    if values[v].kind == "reg" and values[v].context != context.number
+                }
             )
         readers = [set() for _ in netlist.contexts]  # groups that read a group
         for number, found in enumerate(reads):
@@ -207,31 +209,23 @@ class Emitter:
         return (size, -1) if below else (size, 1) if above else (lanes, 1)
 
     def _plan(self):
-        """Functions as ``(context, parts, name, early)``, in order.
+        """Functions of groups as ``(context, parts, name, early)``, in order.
 
         A part, ``(cells, registers, sinks)``, is a loop over lanes.
         """
         netlist, found = self.netlist, []
         for number, run in enumerate(self.plan.early):
-            context = netlist.contexts[run.context]
-            if context.number:
-                parts = self._parts(context, run.cells, [], [], LOOP)
+            if run.context:
+                context = netlist.contexts[run.context]
+                parts = self._parts(run.cells, [], [])
                 found.append((context, parts, f"early{number}", True))
-            else:
-                for low in range(0, len(run.cells), CHUNK):
-                    part = run.cells[low : low + CHUNK], [], []
-                    found.append((context, [part], f"early{number}_{low}", True))
-        for number in (*self.order, 0):
+        for number in self.order:
             context = netlist.contexts[number]
             registers = [cell for cell in context.cells if cell.kind in CLOCKED]
-            sinks, late = self._sinks(context), self.plan.late[number]
-            if number:
-                registers = self._upstream_last(late, registers)
-                parts = self._parts(context, late, registers, sinks, LOOP)
-                found.append((context, parts, f"commit{number}", False))
-            else:
-                for i, part in enumerate(self._parts(context, late, registers, sinks, CHUNK)):
-                    found.append((context, [part], f"commit0_{i}", False))
+            late = self.plan.late[number]
+            registers = self._upstream_last(late, registers)
+            parts = self._parts(late, registers, self.sinks(context))
+            found.append((context, parts, f"commit{number}", False))
         return found
 
     def _upstream_last(self, late, registers):
@@ -240,14 +234,14 @@ class Emitter:
         owner = {cell.output.number: cell for cell in registers}
         readers = {number: [] for number in owner}
         for register in registers:
-            stack, seen = list(self._reads(register)), set()
+            stack, seen = list(self.reads(register)), set()
             while stack:
                 v = stack.pop()
                 if v in seen:
                     continue
                 seen.add(v)
                 if v in maker:
-                    stack += self._reads(maker[v])
+                    stack += self.reads(maker[v])
                 elif v in owner and owner[v] is not register:
                     readers[v].append(register.output.number)
         order, state = [], set()
@@ -268,7 +262,7 @@ class Emitter:
                     stack.pop()
         return order
 
-    def _parts(self, context, late, registers, sinks, limit):
+    def _parts(self, late, registers, sinks):
         """Cut cells, registers and sinks into parts: each root with the cells that feed it."""
         maker = {cell.output.number: cell for cell in late}
         done, pieces = set(), []
@@ -280,13 +274,13 @@ class Emitter:
                 if root not in maker or root in done:
                     continue
                 done.add(root)
-                stack = [(root, iter(sorted(self._reads(maker[root]))))]
+                stack = [(root, iter(sorted(self.reads(maker[root]))))]
                 while stack:
                     node, below = stack[-1]
                     for v in below:
                         if v in maker and v not in done:
                             done.add(v)
-                            stack.append((v, iter(sorted(self._reads(maker[v])))))
+                            stack.append((v, iter(sorted(self.reads(maker[v])))))
                             break
                     else:
                         cells.append(maker[node])
@@ -294,7 +288,7 @@ class Emitter:
             return cells
 
         for register in registers:
-            pieces.append((cone(self._reads(register)), [register], []))
+            pieces.append((cone(self.reads(register)), [register], []))
         by_memory = {}  # a memory's activity is gathered in one function
         for sink in sinks:
             by_memory.setdefault(sink[2] or sink[0].partition("_")[0], []).append(sink)
@@ -304,14 +298,14 @@ class Emitter:
         for cell in late:  # early passes have no registers
             if cell.output.number not in done:
                 pieces.append((cone([cell.output.number]), [], []))
-        return self._joined(pieces, limit)
+        return self._joined(pieces)
 
-    def _joined(self, pieces, limit):
-        """Join pieces to parts of about ``limit`` cells, cut where least is handed on."""
+    def _joined(self, pieces):
+        """Join pieces to parts of about ``LOOP`` cells, cut where least is handed on."""
         last = {}  # value -> last piece that reads it
         for i, (cells, registers, sinks) in enumerate(pieces):
             for cell in (*cells, *registers):
-                last.update(dict.fromkeys(self._reads(cell), i))
+                last.update(dict.fromkeys(self.reads(cell), i))
             for _, bits, _ in sinks:
                 last.update({v: i for v, _, _ in self.resolve(bits) if v >= 0})
         change = [0] * (len(pieces) + 1)
@@ -326,9 +320,9 @@ class Emitter:
             for i in range(first, len(pieces)):
                 size += sum(len(part) for part in pieces[i])
                 cost = 0 if i == len(pieces) - 1 else handed[i]
-                if best is None or (2 * size > limit and cost < best[0]) or 2 * size <= limit:
+                if best is None or (2 * size > LOOP and cost < best[0]) or 2 * size <= LOOP:
                     best = cost, i
-                if 2 * size > 3 * limit:
+                if 2 * size > 3 * LOOP:
                     break
             end = best[1] + 1
             parts.append(
@@ -337,23 +331,32 @@ class Emitter:
             first = end
         return parts
 
+    def actives(self, sinks):
+        """Names of what gathers whether memories are asked for anything."""
+        names = list(dict.fromkeys(active for _, _, active in sinks if active))
+        for name in names:
+            self.member(name, "u32", 0)
+        return names
+
     def _functions(self, watched):
-        """C of all functions; calls of the early and the late ones; what moves at the end."""
+        """C of all functions; calls of the early and the late ones."""
         plan, netlist = self._plan(), self.netlist
         made, used = {}, {}  # by (function, part)
         for i, (_, parts, _, _) in enumerate(plan):
             for j, (cells, registers, sinks) in enumerate(parts):
                 for cell in cells:
                     made[cell.output.number] = i, j
-                reads = [self._reads(cell) for cell in (*cells, *registers)]
+                reads = [self.reads(cell) for cell in (*cells, *registers)]
                 reads += [{v for v, _, _ in self.resolve(bits) if v >= 0} for _, bits, _ in sinks]
                 for value in set().union(*reads):
                     used.setdefault(value, set()).add((i, j))
         kept = {v for v, (i, _) in made.items() if any(k != i for k, _ in used.get(v, ()))}
-        kept |= (set(watched) | self.plan.crossing) & made.keys()
+        kept |= set(watched) | self.plan.crossing
         for bits in netlist.outputs.values():
-            kept |= {v for v, _, _ in self.resolve(bits)} & made.keys()
-        texts, early, late, moves = [], [], [], []
+            kept |= {v for v, _, _ in self.resolve(bits) if v >= 0}
+        rest = self.rest = Rest(self, kept)
+        self.member("dirty", "u64", rest.count)
+        texts, early, late = [], {}, []
         for i, (context, parts, name, first) in enumerate(plan):
             body = Body(self, context, name)
             for j, (cells, registers, sinks) in enumerate(parts):
@@ -365,25 +368,54 @@ class Emitter:
                         body.keep(cell.output)
                     elif any(k == i and part != j for k, part in used.get(number, ())):
                         body.share(cell.output)
-                for cell in registers:
-                    # What a later function, or part, still reads is set at the end, or saved.
-                    out, users = cell.output, used.get(cell.output.number, ())
-                    later = not context.number and any(k > i for k, _ in users)
-                    body.register(cell, later, any(k == i and part > j for k, part in users))
-                    if later:
-                        for word in range(len(words(out.width))):
-                            stored = self.stored(out, word)
-                            moves.append(f"s->{stored} = s->n{stored};")
+                for cell in registers:  # what a later part still reads is saved
+                    users = used.get(cell.output.number, ())
+                    body.register(cell, any(k == i and part > j for k, part in users))
                 for sink in sinks:
                     body.sink(*sink)
                 body.end()
             sinks = [sink for _, _, sinks in parts for sink in sinks]
-            actives = list(dict.fromkeys(active for _, _, active in sinks if active))
-            for active in actives:
-                self.member(active, "u32", 0)
-            texts.append(body.text(commit=not first, actives=actives))
-            (early if first else late).append(f"{name}(s);")
-        return texts, early, late, moves
+            texts.append(body.text(commit=not first, actives=self.actives(sinks)))
+            if first:
+                early[name] = context, {c.output.number for cells, _, _ in parts for c in cells}
+            else:
+                late.append(f"{name}(s);")
+        texts += rest.functions()
+        more, calls = self._calls(rest, early)
+        late.append(f"rest{len(rest.passes) - 1}(s);")
+        return texts + more, calls, late
+
+    def _calls(self, rest, early):
+        """Functions through which the rest sees others; calls of the early half of a cycle."""
+        values, foreign = self.netlist.values, rest.foreign()
+        texts, calls = [], []
+
+        def look(name, found, flag):
+            if found:
+                texts.append(rest.look(name, found))
+                calls.append(f"if (!SKIP || {flag}) {name}(s);" if flag else f"{name}(s);")
+
+        look("look", {f for f in foreign if not values[f[0]].context}, None)
+        for kind, flag in (("reg", "seen"), ("read", "was")):
+            for context in self.netlist.contexts[1:]:
+                number = context.number
+                found = {
+                    f for f in foreign
+                    if values[f[0]].context == number and values[f[0]].kind == kind
+                }  # fmt: skip
+                look(f"look_{kind}{number}", found, f"s->{flag}[{number}]")
+        number = 0
+        for i, run in enumerate(self.plan.early):
+            if not run.context:
+                calls.append(f"rest{number}(s);")
+                number += 1
+                continue
+            name = f"early{i}"
+            context, made = early[name]
+            calls.append(f"{name}(s);")
+            found = {f for f in foreign if f[0] in made}
+            look(f"look_{name}", found, f"s->ran[{context.number}]")
+        return texts, calls
 
     def _memory(self, memory):
         """C that answers a memory's reads, then writes."""
@@ -434,7 +466,9 @@ class Emitter:
                 stored = at(self.stored(value, word))
                 if group:
                     lines.append(f"    new |= x{word} ^ {stored};")
-                lines.append(f"    {stored} = x{word};")
+                    lines.append(f"    {stored} = x{word};")
+                else:
+                    lines.append("    " + self.rest.changed(stored, f"x{word}", value.number))
             lines.append("}")
         for w, (addr, en, _) in enumerate(memory.writes):
             guard, place = row(f"m{k}w{w}a_0", addr)
@@ -450,8 +484,8 @@ class Emitter:
                         f"    {{ const u64 k = {mask(w, en, word)}; "
                         f"row[{word}] = (row[{word}] & ~k) | ({data} & k); }}"
                     )
-            if group and not all(clocked for *_, clocked in memory.reads):
-                lines.append("    new = 1;")
+            if not all(clocked for *_, clocked in memory.reads):
+                lines.append("    new = 1;" if group else f"    {self.rest.written(memory)}")
             lines.append("}")
         out = [f"/* {memory.name} */", f"static void memory{k}(struct state *restrict s) {{"]
         if group:
@@ -474,7 +508,7 @@ class Emitter:
         prelude, glue : :class:`str`
             C that follows the declaration of the state, and C that ends the file.
         """
-        functions, early, late, moves = self._functions(watched)
+        functions, early, late = self._functions(watched)
         for value in self.netlist.values:  # what holds the state is in it even if nothing reads it
             if value.kind in ("reg", "read", "input", "extern"):
                 for word in range(len(words(value.width))):
@@ -482,11 +516,11 @@ class Emitter:
         for memory in self.memories:
             functions.append(self._memory(memory))
             k = self._number[id(memory)]
-            clocked = memory.writes or any(clocked for *_, clocked in memory.reads)
-            if clocked:
-                moves.append(f"if (s->act{k}) memory{k}(s);")
+            if memory.writes or any(clocked for *_, clocked in memory.reads):
+                late.append(f"if (s->act{k}) memory{k}(s);")
         for number, (kind, _, ports) in enumerate(self.netlist.externs):
-            moves.append(self.externs[kind].code(self, number, ports))
+            late.append(self.externs[kind].code(self, number, ports))
+        late.append("copies(s);")
         groups = len(self.netlist.contexts)
         api = self._api()
         small = [f"    {kind} {name};" for name, (kind, count) in self.members.items() if not count]
@@ -503,7 +537,7 @@ class Emitter:
         ]  # fmt: skip
         step = [
             "static void early(struct state *restrict s) {", *(f"    {x}" for x in early), "}", "",
-            "static void late(struct state *restrict s) {", *(f"    {x}" for x in (*late, *moves)),
+            "static void late(struct state *restrict s) {", *(f"    {x}" for x in late),
             "    memcpy(s->was, s->busy, sizeof s->was);",
             "    memcpy(s->seen, s->moved, sizeof s->seen);",
             "    memset(s->ran, 0, sizeof s->ran);",
@@ -530,6 +564,8 @@ class Emitter:
                 name = self.stored(value, word)
                 if part and value.context == 0:
                     lines.append(f"    s->{name} = {literal(part, width)};")
+                    if value.number in self.rest.copied:
+                        lines.append(f"    s->n{name} = {literal(part, width)};")
                 elif part:
                     count = lanes * (2 if value.number in self.doubled else 1)
                     lines.append(
@@ -564,6 +600,7 @@ class Emitter:
             "    memset(s->was, 1, sizeof s->was);",
             "    memset(s->busy, 1, sizeof s->busy);",
             "    memset(s->seen, 1, sizeof s->seen);",
+            "    memset(s->dirty, 255, sizeof s->dirty);",
             "}", "",
             "struct state *state_open(void) {",
             "    size_t size = (sizeof(struct state) + 63) / 64 * 64;",

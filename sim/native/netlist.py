@@ -30,7 +30,7 @@ CONST0, CONST1 = -1, -2
 WORD = 64
 """Bits of a word of C."""
 
-MIN_LANES = 1
+MIN_LANES = 8
 """Fewest instances that make a group."""
 
 MIN_CELLS = 8

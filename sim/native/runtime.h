@@ -21,6 +21,8 @@ typedef int64_t i64;
 #define FEW
 #endif
 
+#define NOINLINE __attribute__((noinline))
+
 /* Choices without branches: both sides are values already. */
 static inline u32 sel32(u32 c, u32 a, u32 b) { return c ? a : b; }
 static inline u64 sel64(u32 c, u64 a, u64 b) { return c ? a : b; }

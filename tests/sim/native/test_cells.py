@@ -7,7 +7,7 @@ from amaranth.hdl import Array, Cat, Const, Module, Mux, Signal, Value, signed
 from amaranth.lib import wiring
 from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
-from makalu.sim.native import emit
+from makalu.sim.native import active
 
 from .lockstep import compare
 
@@ -87,7 +87,8 @@ def test_random_logic(tmp_path, seed, number):
 
 @pytest.mark.parametrize("number", range(4))
 def test_logic_cut_into_many_functions(tmp_path, seed, number, monkeypatch):
-    monkeypatch.setattr(emit, "CHUNK", 4)
+    monkeypatch.setattr(active, "LIMIT", 1 + number)
+    monkeypatch.setattr(active, "COPIES", 1)
     compare(lambda: RandomLogic(2000 * seed + number, WIDTHS[number % 3], 40), tmp_path)
 
 
