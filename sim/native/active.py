@@ -95,13 +95,13 @@ class Rest:
     def _cut(self, cells, registers, sinks):
         """Append the parts of a pass."""
         pieces = self._pieces(cells, registers, sinks)
-        start, part, module = len(self.parts), None, None
+        start, part, module = len(self.parts), _Piece(), None
         for number in self._ordered(pieces):
             piece = pieces[number]
             own = (*piece.registers, *piece.cells)
             path = own[0].name.rpartition(".")[0] if own else module
-            full = part is None or len(part) + len(piece) > LIMIT
-            if full or (path != module and len(part) >= FEW):
+            first, full = len(self.parts) == start, len(part) + len(piece) > LIMIT
+            if first or full or (path != module and len(part) >= FEW):
                 part = _Piece()
                 self.parts.append(part)
             module = path

@@ -247,7 +247,7 @@ class Body:
         for at in range(lanes):
             if keys[at][0] >= 0 and self.e.netlist.values[keys[at][0]].context:
                 runs.setdefault((keys[at], lane[at] - at), []).append(at)
-        run = max(runs.values(), key=len, default=())
+        run = max(runs.values(), key=len, default=[])
         if 2 * len(run) > lanes:
             first, last = run[0], run[-1]
             found.append((first, 1, last - first + 1, *keys[first], lane[first], 1))

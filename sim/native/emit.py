@@ -316,11 +316,11 @@ class Emitter:
         handed = np.cumsum(change).tolist()  # after each piece
         parts, first = [], 0
         while first < len(pieces):
-            size, best = 0, None
+            size, best = 0, (0, first)
             for i in range(first, len(pieces)):
                 size += sum(len(part) for part in pieces[i])
                 cost = 0 if i == len(pieces) - 1 else handed[i]
-                if best is None or (2 * size > LOOP and cost < best[0]) or 2 * size <= LOOP:
+                if 2 * size <= LOOP or cost < best[0]:
                     best = cost, i
                 if 2 * size > 3 * LOOP:
                     break

@@ -228,7 +228,7 @@ class Several(wiring.Component):
 
 @pytest.mark.parametrize("change", [1.0, 0.2])
 def test_designs_that_are_not_ours(tmp_path, change):
-    model = compare(Several, tmp_path, cycles=300, change=change)
+    model = compare(Several, tmp_path, cycles=300, change=change, min_lanes=2)
     assert 6 in lanes(model).values()
     assert 4 in lanes(model).values()
 
