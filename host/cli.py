@@ -162,6 +162,11 @@ class _Bar:
             self.task, description=f"building: {text}", completed=fraction, total=1.0
         )
 
+    def reset(self):
+        """Something else begins."""
+        self.told = False
+        self.progress.update(self.task, description="", completed=0, total=None)
+
     def __call__(self, issued, total, cycles):
         text = "running" if cycles is None else f"running, {cycles:,} cycles"
         self.progress.update(self.task, description=text, completed=issued, total=total or None)
@@ -480,48 +485,120 @@ def export(
         _out().print(f"{took:.1f} s")
 
 
-BENCH_SHAPES = ((16, 16, 128), (64, 64, 128), (64, 256, 128), (128, 128, 512))
+bench = typer.Typer(rich_markup_mode="markdown")
+app.add_typer(bench, name="bench")
 
 
-@app.command()
-def bench(
-    config: ConfigOption = "SMALL",
-    backend: BackendOption = "auto",
+@bench.callback(invoke_without_command=True)
+def _bench(
+    context: typer.Context,
+    config: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--config", help="Machine: TINY, SMALL or TRN; repeatable. [default: all three]"
+        ),
+    ] = None,
+    backend: Annotated[
+        str,
+        typer.Option("--backend", help="Only this simulator. [default: every one that is there]"),
+    ] = "auto",
     dtype: DtypeOption = "bf16",
     shape: Annotated[
-        list[str] | None, typer.Option("--shape", help="M x K x N, such as 64x64x128; repeatable.")
+        list[str] | None,
+        typer.Option(
+            "--shape",
+            help="Measure only this product, on one machine [default: SMALL] and one backend; "
+            "M x K x N, such as 64x64x128; repeatable.",
+        ),
+    ] = None,
+    seconds: Annotated[
+        float, typer.Option("--seconds", help="Repeat a product for so long.", min=0)
+    ] = 3.0,
+    build: Annotated[
+        bool, typer.Option("--build", help="Build every simulator anew, from an empty cache.")
+    ] = False,
+    plot: Annotated[
+        Path | None, typer.Option("--plot", help="Draw to this path, with .png and with .svg.")
     ] = None,
     as_json: JsonOption = False,
 ):
-    """Measure matrix products: cycles, utilization, speed of the simulation."""
+    """Measure the simulators side by side: speed, cost, memory, time to build.
+
+    Each measurement runs in a process of its own, one after the other, and multiplies one product
+    again and again; its bits are compared with the reference.
+    """
+    if context.invoked_subcommand is not None:
+        return
     with _errors():
-        machine, backend, dtype = _config(config), _backend(backend), _dtype(dtype)
-        shapes = [_shape(text) for text in shape] if shape else BENCH_SHAPES
-        rng = np.random.default_rng(0)
-        rows = []
-        with _Bar(_err()) as bar, _open(machine, backend, None, bar) as dev:
-            for m, k, n in shapes:
-                a, b = rng.standard_normal((m, k)), rng.standard_normal((k, n))
-                dev.matmul(a, b, dtype=dtype, check=True)
-                assert dev.last_run is not None, "it has run"
-                rows.append({"m": m, "k": k, "n": n, "dtype": dtype, **dev.last_run.to_dict()})
-        if as_json:
-            print(json.dumps(rows, indent=1))
+        machines = [_config(name) for name in config or ()]
+        backend, dtype = _backend(backend), _dtype(dtype) or ""
+        if shape:
+            if len(machines) > 1 or build or plot:
+                raise UsageError("--shape goes with one --config, without --build and --plot")
+            shapes = [_shape(text) for text in shape]
+            _bench_shapes(machines[0] if machines else SMALL, backend, dtype, shapes, as_json)
             return
-        table = Table("M x K x N", "cycles", "PE", "MACs", "cycles/s", "compile", "run")
-        for row in rows:
-            used, speed = row["pe_utilization"], row["cycles_per_second"]
-            table.add_row(
-                f"{row['m']} x {row['k']} x {row['n']}",
-                "-" if row["cycles"] is None else f"{row['cycles']:,}",
-                "-" if used is None else f"{used:.1%}",
-                f"{row['macs']:,}",
-                "-" if speed is None else f"{speed:,.0f}",
-                f"{row['compile_s']:.2f} s",
-                f"{row['wall_s']:.2f} s",
-            )
-        _out().print(f"{machine.name} on {dev.backend}, {dtype}")
-        _out().print(table)
+        from . import bench as measurements
+
+        if plot is not None:
+            measurements.need_matplotlib()
+        chosen = measurements.cases(
+            [machine.name for machine in machines], backend,
+            dtype=dtype, seconds=seconds, fresh=build,
+        )  # fmt: skip
+        rows = []
+        say = _silent if as_json else _out().print
+        try:
+            for line in measurements.heading():
+                say(_escape(line))
+            with _Bar(_err()) as bar:
+                for case in chosen:
+                    bar.say(f"{case.config} on {case.backend}")
+                    rows.append(measurements.measure(case, bar.building))
+                    bar.reset()
+                    say(_escape(measurements.line_of(rows[-1])))
+            for line in measurements.summary(rows):
+                say(_escape(line))
+        finally:
+            if as_json:
+                print(json.dumps(measurements.to_dict(rows), indent=1))
+        for path in measurements.plot(rows, plot) if plot is not None else ():
+            _err().print(_escape(f"wrote {path}"))
+        if any("failed" in row for row in rows):
+            raise typer.Exit(FAILED)
+
+
+def _silent(text):
+    """Prints nothing."""
+
+
+def _bench_shapes(machine, backend, dtype, shapes, as_json):
+    """Products of any shape on one machine and one backend."""
+    rng = np.random.default_rng(0)
+    rows = []
+    with _Bar(_err()) as bar, _open(machine, backend, None, bar) as dev:
+        for m, k, n in shapes:
+            a, b = rng.standard_normal((m, k)), rng.standard_normal((k, n))
+            dev.matmul(a, b, dtype=dtype, check=True)
+            assert dev.last_run is not None, "it has run"
+            rows.append({"m": m, "k": k, "n": n, "dtype": dtype, **dev.last_run.to_dict()})
+    if as_json:
+        print(json.dumps(rows, indent=1))
+        return
+    table = Table("M x K x N", "cycles", "PE", "MACs", "cycles/s", "compile", "run")
+    for row in rows:
+        used, speed = row["pe_utilization"], row["cycles_per_second"]
+        table.add_row(
+            f"{row['m']} x {row['k']} x {row['n']}",
+            "-" if row["cycles"] is None else f"{row['cycles']:,}",
+            "-" if used is None else f"{used:.1%}",
+            f"{row['macs']:,}",
+            "-" if speed is None else f"{speed:,.0f}",
+            f"{row['compile_s']:.2f} s",
+            f"{row['wall_s']:.2f} s",
+        )
+    _out().print(f"{machine.name} on {dev.backend}, {dtype}")
+    _out().print(table)
 
 
 def _shape(text):
