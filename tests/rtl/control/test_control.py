@@ -233,6 +233,19 @@ def test_done_waits_for_dma_that_updates_nothing(job_pauses, bench):
     assert len(b.jobs) == 3
 
 
+@pytest.mark.parametrize("engine", [Engine.PE, Engine.DVE], ids=lambda engine: engine.name)
+def test_done_waits_for_an_engine_that_updates_nothing(engine, bench):
+    b = bench(latency=5, delays=(80, 80))
+    b.program(engine, [good(engine, 0)])
+
+    async def test(ctx):
+        for _ in range(2):
+            assert (await b.execute(ctx))["done"]
+
+    b.run(test)
+    assert len(b.issued) == 2
+
+
 # Errors -------------------------------------------------------------------------------------------
 
 

@@ -126,6 +126,8 @@ class Bench:
                 run.arrivals.append(cycle - SBUF_READ_CYCLES)
             if ctx.get(dut.control.swap):
                 run.swaps.append(cycle - SBUF_READ_CYCLES)
+            if ctx.get(dut.update.valid):
+                assert ctx.get(dut.busy), "not busy, although an update waits"
             if ctx.get(dut.update.valid) and ctx.get(dut.update.ready):
                 run.updates.append((cycle, ctx.get(dut.update.p.semaphore)))
             if words and cycle >= next_offer and ctx.get(dut.instructions.ready):

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from amaranth.hdl import Fragment
+from amaranth.hdl import Fragment, ResetInserter, Signal
 from amaranth.sim import Simulator
 from makalu.rtl.arch.config import SMALL, TINY, TRN
 from makalu.rtl.arch.formats import CANONICAL_NAN
@@ -182,6 +182,42 @@ def test_overwriting_is_exact_whatever_was_there():
         b.run(script)
         assert b.memory[:, 0, 5].tolist() == [values[-1]] * 4
         values += rest
+
+
+@pytest.mark.parametrize("when", range(6))
+def test_nothing_is_written_after_a_reset(when):
+    """``when`` cycles after a command for every partition."""
+    config = replace(TINY, rows=8)
+    dut, reset = Psum(config=config), Signal()
+    cells = [bank[w] for part in dut.slices for bank in part.banks for w in range(4)]
+    where = [part.banks[1][2] for part in dut.slices]
+    states = []
+
+    async def testbench(ctx):
+        for i, cell in enumerate(cells):
+            ctx.set(cell, 0x3F800000 + i)
+        for p in range(config.partitions):
+            ctx.set(dut.sums.word_select(p, 32), 0x12340000 + p)
+        ctx.set(dut.command, {"valid": 1, "bank": 1, "word": 2, "columns": config.partitions})
+        for cycle in range(20):
+            ctx.set(reset, cycle == when)
+            await ctx.tick()
+            ctx.set(dut.command.valid, 0)
+            if cycle >= when:
+                states.append([ctx.get(cell) for cell in cells])
+
+        # What comes afterwards works as ever.
+        ctx.set(dut.command, {"valid": 1, "bank": 1, "word": 2, "columns": config.partitions})
+        await ctx.tick()
+        ctx.set(dut.command.valid, 0)
+        await ctx.tick().repeat(dut.write_cycles)
+        assert [ctx.get(cell) for cell in where] == [0x12340000 + p for p in range(8)]
+
+    sim = Simulator(ResetInserter(reset)(dut))
+    sim.add_clock(1e-6)
+    sim.add_testbench(testbench)
+    sim.run()
+    assert all(state == states[0] for state in states)
 
 
 @pytest.mark.parametrize("config", [SMALL, TRN], ids=lambda c: c.name)
