@@ -42,6 +42,8 @@ class Emitter:
     def __init__(self, netlist, plan, externs=None):
         self.netlist, self.plan, self.externs = netlist, plan, externs or {}
         self.members = {}  # of the state: name -> (type, length or 0)
+        self._value_of, self._offset_of = netlist.value_of.tolist(), netlist.offset_of.tolist()
+        self._lane_of, self._known = netlist.lane_of.tolist(), {}
         self.fields = {f.value.number: f for per in plan.fields for f in per}
         self.order, self.doubled = self._order()
         self.blocks = [self._block(context) for context in netlist.contexts]
@@ -52,11 +54,10 @@ class Emitter:
 
     def resolve(self, bits):
         """Bits as ``(value, offset, lane)``; the value of a constant is negative."""
-        n = self.netlist
         return [
-            (int(bit), 0, 0)
+            (bit, 0, 0)
             if bit < 0
-            else (int(n.value_of[bit]), int(n.offset_of[bit]), int(n.lane_of[bit]))
+            else (self._value_of[bit], self._offset_of[bit], self._lane_of[bit])
             for bit in bits
         ]
 
@@ -87,10 +88,13 @@ class Emitter:
 
     def reads(self, cell):
         """Values that a cell or register reads."""
-        found = set()
-        for name, bits in cell.inputs.items():
-            if name != "CLK":
-                found.update(value for value, _, _ in self.resolve(bits) if value >= 0)
+        found = self._known.get(id(cell))
+        if found is None:
+            found = self._known[id(cell)] = set()
+            for name, bits in cell.inputs.items():
+                if name != "CLK":
+                    found.update(self._value_of[bit] for bit in bits if bit >= 0)
+            found -= {value for value in found if value < 0}
         return found
 
     def sinks(self, context, named=True):

@@ -20,9 +20,23 @@ _BITWISE = {"$and", "$or", "$xor", "$xnor", "$not", "$pos", "$mux", "$pmux"}
 def _cuts(netlist, wide):
     """Offsets at which some user of a value begins or ends, by value."""
     found = {number: set() for number in wide}
+    value_of, offset_of = netlist.value_of.tolist(), netlist.offset_of.tolist()
+    lane_of = netlist.lane_of.tolist()
 
     def look(bits):
-        bits = np.atleast_2d(np.asarray(bits, dtype=np.int64))
+        """One word that is read."""
+        before = None
+        for bit in [*bits, -1]:
+            at = (value_of[bit], offset_of[bit], lane_of[bit]) if bit >= 0 else (-1, 0, 0)
+            if before != (at[0], at[1] - 1, at[2]):
+                if before is not None and before[0] in found:
+                    found[before[0]].add(before[1] + 1)
+                if at[0] in found:
+                    found[at[0]].add(at[1])
+            before = at
+
+    def look_lanes(bits):
+        """A word that is read in each lane, a row each."""
         if not bits.size:
             return
         index = np.where(bits < 0, 0, bits)
@@ -57,9 +71,9 @@ def _cuts(netlist, wide):
         for bits in netlist.asked(context):
             look(bits)
         if context.number:
-            look(context.binding)
+            look_lanes(context.binding)
     for bits in netlist.outputs.values():
-        look(bits)
+        look(bits.tolist())
     return found
 
 
