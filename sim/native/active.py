@@ -225,7 +225,7 @@ class Rest:
         """C of all parts and of what calls them: ``rest0``, ``rest1``, ...; ``copies``."""
         texts = [self._part(number) for number in range(len(self.parts))]
         for number, (first, end) in enumerate(self.passes):
-            lines = [f"static void rest{number}(struct state *restrict s) {{"]
+            lines = [f"void rest{number}(struct state *restrict s) {{"]
             for low in range(first, end, BITS):
                 word = f"s->dirty[{self.place[low][0]}]"
                 lines.append(f"    if (!SKIP || {word}) {{")
@@ -235,7 +235,7 @@ class Rest:
                     lines.append(f"        if (!SKIP || {word} & {bit}) {run}")
                 lines.append("    }")
             texts.append("\n".join([*lines, "}", ""]))
-        lines, copied = ["static void copies(struct state *restrict s) {"], list(self.copied)
+        lines, copied = ["void copies(struct state *restrict s) {"], list(self.copied)
         for low in range(0, len(copied), COPIES):
             at, bit = self._copy(copied[low])
             at, bit = f"s->dirty[{at}]", f"{1 << bit:#x}ull"
@@ -270,7 +270,7 @@ class Rest:
         for sink in part.sinks:
             body.sink(*sink)
         body.end()
-        return body.text(commit=False, actives=self.e.actives(part.sinks))
+        return body.plain(self.e.actives(part.sinks))
 
     def _register(self, body, cell):
         """C of the next contents of a register."""
@@ -313,7 +313,7 @@ class Rest:
     def look(self, name, found):
         """C of a function that wakes who reads what has changed of some of these triples."""
         body = Body(self.e, self.context, name)
-        lines = [f"static void {name}(struct state *restrict s) {{"]
+        lines = [f"void {name}(struct state *restrict s) {{"]
         for v, word, lane in sorted(found):
             value = self.e.netlist.values[v]
             seen, width = f"q{v}_{word}_{lane}", words(value.width)[word]

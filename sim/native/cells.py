@@ -79,7 +79,7 @@ class Body:
     def __init__(self, emitter, context, name):
         self.e, self.context, self.name = emitter, context, name
         self.group = context.number > 0
-        self.size, self.step = emitter.blocks[context.number]
+        self.size = emitter.block(context)
         self.loops, self.checks = [], []
         self.pointers, self.staging, self.tables, self.arrays = {}, {}, {}, {}
         self.sources = set()
@@ -158,9 +158,8 @@ class Body:
             if int(field.source[0]) < 0:
                 return source.strip("()")
             e.member(name, ctype(width), 0)
-            self.checks.append(f"const {ctype(width)} {name} = {source};")
-            self.checks.append(f"diff |= {name} ^ s->{name};")
-            self.checks.append(f"s->{name} = {name};")
+            self.checks.append(f"diff |= s->{name} ^ {source}; s->{name} = {source};")
+            self.pointers[name] = f"const {ctype(width)} {name} = s->{name};"
             return name
         direct = self.direct(field)
         if direct:
@@ -710,45 +709,55 @@ class Body:
                 self.saved[out.number, word] = f"o{stored}"
             self.store(stored, width, name)
 
-    def text(self, *, commit, actives=()):
-        """The function."""
-        g, lanes = self.context.number, self.context.lanes
-        out = [f"static void {self.name}(struct state *restrict s) {{"]
-        if not self.group:
-            out += [f"    u32 {name} = 0;" for name in actives]
-            out += [f"    {line}" for loop in self.loops for line in loop]
-            out += [f"    s->{name} = {name};" for name in actives]
-            out[0] = out[0].replace("static", "NOINLINE static")
-            return "\n".join([*out, "}", ""])
+    def plain(self, actives=()):
+        """The function, of the rest."""
+        out = [f"NOINLINE void {self.name}(struct state *restrict s) {{"]
+        out += [f"    u32 {name} = 0;" for name in actives]
+        out += [f"    {line}" for loop in self.loops for line in loop]
+        out += [f"    s->{name} = {name};" for name in actives]
+        return "\n".join([*out, "}", ""])
+
+    def head(self, *, commit, actives=()):
+        """A function that tells whether the group has anything to do, and prepares it."""
+        g = self.context.number
         ran = " | ".join(f"s->{flag}[{context}]" for context, flag in sorted(self.sources))
-        out += [f"    {line}" for line in self.tables.values()]
+        out = [f"int head_{self.name}(struct state *restrict s) {{"]
         out += [f"    u64 diff = s->was[{g}] | s->ran[{g}]{' | ' + ran if ran else ''};"]
         out += [f"    {line}" for line in self.checks]
-        out += ["    if (SKIP && !diff) return;"]
+        out += ["    if (SKIP && !diff) return 0;"]
+        out += [f"    s->{name}[0] = s->{name}[1] = 0;" for name in actives]
+        if commit:
+            names = ("busy", "moved")
+            out += [f"    s->{name}[0][{g}] = s->{name}[1][{g}] = 0;" for name in names]
+        else:
+            out.append(f"    s->ran[{g}] = 1;")
+        return "\n".join([*out, "    return 1;", "}", ""])
+
+    def text(self, *, commit, actives=()):
+        """A function that does blocks of lanes; two threads may do some each."""
+        g = self.context.number
+        out = [f"void {self.name}(struct state *restrict s, int first, int end, int thread) {{"]
+        out += [f"    {line}" for line in self.tables.values()]
         if commit:
             out += ["    u32 new32 = 0, out32 = 0;", "    u64 new64 = 0, out64 = 0;"]
         out += [f"    u32 {name} = 0;" for name in actives]
-        first, last = (0, lanes) if self.step > 0 else (lanes - self.size, -self.size)
-        out += [
-            f"    for (int base = {first}; base != {last}; base += {self.step * self.size}) {{",
-            *(f"        {line}" for line in self.arrays.values()),
-        ]
+        size = self.size
+        out.append(f"    for (int base = first * {size}; base < end * {size}; base += {size}) {{")
+        out += [f"        {line}" for line in self.arrays.values()]
         staging = [line for lines in self.staging.values() for line in lines]
         if staging:
             out += ["        int low, high;", *(f"        {line}" for line in staging)]
-        out += ["        {", *(f"            {line}" for line in self.pointers.values())]
+        out += [f"        {line}" for line in self.pointers.values()]
         for loop in self.loops:
-            out += ["            LANES"] if self.size >= 8 else []
-            out += [f"            for (int l = 0; l < {self.size}; ++l) {{"]
-            out += [f"                {line}" for line in loop]
-            out += ["            }"]
-        out += ["        }", "    }"]
-        out += [f"    s->{name} = {name};" for name in actives]
+            out += ["        LANES"] if self.size >= 8 else []
+            out += [f"        for (int l = 0; l < {self.size}; ++l) {{"]
+            out += [f"            {line}" for line in loop]
+            out += ["        }"]
+        out += ["    }"]
+        out += [f"    s->{name}[thread] |= {name} != 0;" for name in actives]
         if commit:
-            out.append(f"    s->moved[{g}] = (out32 | out64) != 0;")
-            out.append(f"    s->busy[{g}] = s->moved[{g}] | ((new32 | new64) != 0);")
-        else:
-            out.append(f"    s->ran[{g}] = 1;")
+            out.append(f"    s->moved[thread][{g}] |= (out32 | out64) != 0;")
+            out.append(f"    s->busy[thread][{g}] |= (out32 | out64 | new32 | new64) != 0;")
         return "\n".join([*out, "}", ""])
 
 

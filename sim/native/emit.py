@@ -10,6 +10,7 @@ changed at the last edge, ``seen`` the same of those that other groups read, ``r
 something early in this cycle, and ``act`` which memories are asked for anything.
 """
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +27,11 @@ LOOP = 100
 BLOCK = 256
 """Lanes that are done at a time: what one loop leaves to the next stays in the nearest cache."""
 
+FILES, LENGTH = 8, 100_000
+"""Most C files besides the main one, and their length if fewer do; compilers take two at a time."""
+
 _RUNTIME = Path(__file__).with_name("runtime.h")
+_POOL = Path(__file__).with_name("pool.h")
 
 
 class Emitter:
@@ -45,8 +50,11 @@ class Emitter:
         self._value_of, self._offset_of = netlist.value_of.tolist(), netlist.offset_of.tolist()
         self._lane_of, self._known = netlist.lane_of.tolist(), {}
         self.fields = {f.value.number: f for per in plan.fields for f in per}
-        self.order, self.doubled = self._order()
-        self.blocks = [self._block(context) for context in netlist.contexts]
+        self.doubled = {
+            number
+            for number in plan.crossing
+            if netlist.values[number].kind == "reg" and netlist.values[number].context
+        }
         self.memories = [memory for context in netlist.contexts for memory in context.memories]
         self._number = {id(memory): i for i, memory in enumerate(self.memories)}
 
@@ -97,7 +105,7 @@ class Emitter:
             found -= {value for value in found if value < 0}
         return found
 
-    def sinks(self, context, named=True):
+    def sinks(self, context):
         """What memories and externs are asked: ``(name, bits, active)``, at most 64 bits each."""
         found = []
 
@@ -106,7 +114,7 @@ class Emitter:
                 found.append((f"{name}_{word}", bits[low : low + WORD], active))
 
         for memory in context.memories:
-            k = self.use_memory(memory) if named else ""
+            k = self.use_memory(memory)
             for i, (addr, en, _, _, clocked) in enumerate(memory.reads):
                 if clocked:
                     add(f"m{k}r{i}a", addr)
@@ -122,95 +130,10 @@ class Emitter:
                         add(f"e{number}_{name}", port)
         return found
 
-    def _behind(self, cells, sinks):
-        """Values that cells, registers and sinks read, those behind fields included."""
-        found = set()
-        for cell in cells:
-            found |= self.reads(cell)
-        for _, bits, _ in sinks:
-            found |= {value for value, _, _ in self.resolve(bits) if value >= 0}
-        behind = set()
-        for value in found:
-            if value in self.fields:
-                behind.update(v for v in self.fields[value].source.tolist() if v >= 0)
-            else:
-                behind.add(value)
-        return behind
-
-    def _order(self):
-        """Order of commits, and the registers that change before all have read them.
-
-        A group goes before those whose registers it reads; where that is a circle, and for what the
-        rest reads, which goes last, registers have two copies.
-        """
-        netlist, values = self.netlist, self.netlist.values
-        reads = []
-        for context in netlist.contexts:
-            cells = [cell for cell in context.cells if cell.kind in CLOCKED]
-            behind = self._behind(
-                [*self.plan.late[context.number], *cells], self.sinks(context, named=False)
-            )
-            reads.append(
-                {
-                    v
-                    for v in behind
-                    if values[v].kind == "reg" and values[v].context != context.number
-                }
-            )
-        readers = [set() for _ in netlist.contexts]  # groups that read a group
-        for number, found in enumerate(reads):
-            for v in found:
-                if number and values[v].context:
-                    readers[values[v].context].add(number)
-        order, state = [], [0] * len(readers)
-        for root in range(1, len(readers)):
-            stack = [(root, iter(sorted(readers[root])))]
-            if state[root]:
-                continue
-            state[root] = 1
-            while stack:
-                node, left = stack[-1]
-                for other in left:
-                    if not state[other]:
-                        state[other] = 1
-                        stack.append((other, iter(sorted(readers[other]))))
-                        break
-                else:
-                    order.append(node)
-                    stack.pop()
-        position = {number: i for i, number in enumerate([*order, 0])}
-        doubled = {
-            v
-            for number, found in enumerate(reads)
-            for v in found
-            if values[v].context and position[values[v].context] < position[number]
-        }
-        return order, doubled
-
-    def _block(self, context):
-        """How many lanes of a group are done at a time, and in which direction: (lanes, step).
-
-        A block's inputs from lanes of its own group are copied before the block changes them, so
-        they must lie in the same block or in those that come later.
-        """
-        lanes = context.lanes
-        size = max(n for n in range(1, BLOCK + 1) if lanes % n == 0)
-        if not context.number or size < BLOCK // 8:
-            return lanes, 1
-        below = above = True
-        at = np.arange(lanes) // size
-        for field in self.plan.fields[context.number]:
-            own = np.array(
-                [
-                    v >= 0 and self.netlist.values[v].context == context.number
-                    and self.netlist.values[v].kind == "reg"
-                    for v in field.source.tolist()
-                ]
-            )  # fmt: skip
-            block = field.lane.astype(np.int64) // size
-            below &= bool((block <= at)[own].all())
-            above &= bool((block >= at)[own].all())
-        return (size, -1) if below else (size, 1) if above else (lanes, 1)
+    def block(self, context):
+        """How many lanes of a group are done at a time."""
+        size = max(n for n in range(1, BLOCK + 1) if context.lanes % n == 0)
+        return size if 8 * size >= BLOCK else context.lanes
 
     def _plan(self):
         """Functions of groups as ``(context, parts, name, early)``, in order.
@@ -223,8 +146,8 @@ class Emitter:
                 context = netlist.contexts[run.context]
                 parts = self._parts(run.cells, [], [])
                 found.append((context, parts, f"early{number}", True))
-        for number in self.order:
-            context = netlist.contexts[number]
+        for context in netlist.contexts[1:]:
+            number = context.number
             registers = [cell for cell in context.cells if cell.kind in CLOCKED]
             late = self.plan.late[number]
             registers = self._upstream_last(late, registers)
@@ -337,10 +260,7 @@ class Emitter:
 
     def actives(self, sinks):
         """Names of what gathers whether memories are asked for anything."""
-        names = list(dict.fromkeys(active for _, _, active in sinks if active))
-        for name in names:
-            self.member(name, "u32", 0)
-        return names
+        return list(dict.fromkeys(active for _, _, active in sinks if active))
 
     def _functions(self, watched):
         """C of all functions; calls of the early and the late ones."""
@@ -379,14 +299,18 @@ class Emitter:
                     body.sink(*sink)
                 body.end()
             sinks = [sink for _, _, sinks in parts for sink in sinks]
-            texts.append(body.text(commit=not first, actives=self.actives(sinks)))
+            actives, blocks = self.actives(sinks), context.lanes // body.size
+            for active in actives:
+                self.member(active, "u8", 2)
+            texts.append(body.text(commit=not first, actives=actives))
+            texts.append(body.head(commit=not first, actives=actives))
             if first:
                 early[name] = context, {c.output.number for cells, _, _ in parts for c in cells}
             else:
-                late.append(f"{name}(s);")
+                size = sum(len(x) for part in parts for x in part) * body.size
+                late.append((name, blocks, size))
         texts += rest.functions()
         more, calls = self._calls(rest, early)
-        late.append(f"rest{len(rest.passes) - 1}(s);")
         return texts + more, calls, late
 
     def _calls(self, rest, early):
@@ -416,7 +340,8 @@ class Emitter:
                 continue
             name = f"early{i}"
             context, made = early[name]
-            calls.append(f"{name}(s);")
+            blocks = context.lanes // self.block(context)
+            calls.append(f"if (head_{name}(s)) {name}(s, 0, {blocks}, 0);")
             found = {f for f in foreign if f[0] in made}
             look(f"look_{name}", found, f"s->ran[{context.number}]")
         return texts, calls
@@ -491,11 +416,18 @@ class Emitter:
             if not all(clocked for *_, clocked in memory.reads):
                 lines.append("    new = 1;" if group else f"    {self.rest.written(memory)}")
             lines.append("}")
-        out = [f"/* {memory.name} */", f"static void memory{k}(struct state *restrict s) {{"]
+        out = [f"/* {memory.name} */", f"void memory{k}(struct state *restrict s, int thread) {{"]
         if group:
+            asked = [f"m{k}r{i}e_0" for i, read in enumerate(memory.reads) if read[4]]
+            asked += [
+                f"m{k}w{w}e_{i}"
+                for w, (_, en, _) in enumerate(memory.writes)
+                for i in range(len(words(len(_enables(en)[0]))))
+            ]
             out += ["    u64 new = 0;", f"    for (int l = 0; l < {lanes}; ++l) {{"]
+            out += [f"        if (!({' | '.join(f's->{name}[l]' for name in asked)})) continue;"]
             out += [f"        {line}" for line in lines]
-            out += ["    }", f"    if (new) s->busy[{context.number}] = 1;"]
+            out += ["    }", f"    if (new) s->busy[thread][{context.number}] = 1;"]
         else:
             out += [f"    {line}" for line in lines]
         return "\n".join([*out, "}", ""])
@@ -503,7 +435,7 @@ class Emitter:
     # The file -------------------------------------------------------------------------------------
 
     def write(self, *, watched=(), prelude="", glue=""):
-        """Return the C file.
+        """Return the C files: a dict of texts by name, with one header.
 
         Parameters
         ----------
@@ -512,19 +444,27 @@ class Emitter:
         prelude, glue : :class:`str`
             C that follows the declaration of the state, and C that ends the file.
         """
-        functions, early, late = self._functions(watched)
+        functions, early, commits = self._functions(watched)
         for value in self.netlist.values:  # what holds the state is in it even if nothing reads it
             if value.kind in ("reg", "read", "input", "extern"):
                 for word in range(len(words(value.width))):
                     self.stored(value, word)
+        answers, serial = [], [f"rest{len(self.rest.passes) - 1}(s);"]
+        after = []
         for memory in self.memories:
             functions.append(self._memory(memory))
             k = self._number[id(memory)]
-            if memory.writes or any(clocked for *_, clocked in memory.reads):
-                late.append(f"if (s->act{k}) memory{k}(s);")
+            if not memory.writes and not any(clocked for *_, clocked in memory.reads):
+                continue
+            if memory.context:
+                lanes = self.netlist.contexts[memory.context].lanes
+                answers.append((k, lanes * (len(memory.reads) + len(memory.writes))))
+            else:
+                self.member(f"act{k}", "u32", 0)
+                after.append(f"if (s->act{k}) memory{k}(s, 0);")
         for number, (kind, _, ports) in enumerate(self.netlist.externs):
-            late.append(self.externs[kind].code(self, number, ports))
-        late.append("copies(s);")
+            after.append(self.externs[kind].code(self, number, ports))
+        after.append("copies(s);")
         groups = len(self.netlist.contexts)
         api = self._api()
         small = [f"    {kind} {name};" for name, (kind, count) in self.members.items() if not count]
@@ -533,17 +473,47 @@ class Emitter:
             for name, (kind, count) in self.members.items()
             if count
         ]
+        tasks = sum(blocks for _, blocks, _ in commits) + len(answers) + 1
         state = [
-            "struct state {", "    u64 cycles;", "    void *user;", "    u32 flip;",
-            *(f"    u8 {name}[{groups}];" for name in ("was", "busy", "seen", "moved", "ran")),
-            *small, *large, "};",
+            "struct state {", "    u64 cycles;", "    void *user;", "    struct pool *pool;",
+            "    u32 flip;",
+            *(f"    u8 {name}[{groups}];" for name in ("was", "seen", "ran")),
+            *(f"    _Alignas(64) u8 {name}[2][{groups}];" for name in ("busy", "moved")),
+            f"    u16 tasks[{tasks}];", *small, *large, "};",
             "", "#ifndef SKIP", "#define SKIP 1", "#endif", "",
         ]  # fmt: skip
-        step = [
+        declared = [
+            f"{head};"
+            for text in functions
+            for head in re.findall(r"^(?:NOINLINE )?((?:void|int) \w+\([^)]*\)) {", text, re.M)
+        ]
+        step = ["static void run_task(struct state *restrict s, int task, int thread) {",
+                "    switch (task) {"]  # fmt: skip
+        heads, looks, task = [], [], 0
+        for name, blocks, cells in commits:
+            heads += [
+                f"    if (head_{name}(s)) {{",
+                f"        for (int i = 0; i < {blocks}; ++i) s->tasks[n++] = {task} + i;",
+                f"        work += {blocks * cells};", "    }",
+            ]  # fmt: skip
+            for i in range(blocks):
+                step.append(f"    case {task + i}: {name}(s, {i}, {i + 1}, thread); return;")
+            task += blocks
+        for k, work in answers:
+            looks.append(f"    if (s->act{k}[0] | s->act{k}[1]) s->tasks[n++] = {task}, "
+                         f"work += {10 * work};")  # fmt: skip
+            step.append(f"    case {task}: memory{k}(s, thread); return;")
+            task += 1
+        step += [
+            "    }", "}", "",
             "static void early(struct state *restrict s) {", *(f"    {x}" for x in early), "}", "",
-            "static void late(struct state *restrict s) {", *(f"    {x}" for x in late),
-            "    memcpy(s->was, s->busy, sizeof s->was);",
-            "    memcpy(s->seen, s->moved, sizeof s->seen);",
+            "static void late(struct state *restrict s) {", "    int n = 0;", "    u64 work = 0;",
+            *heads, "    begin(s, n, work);", *(f"    {x}" for x in serial), "    finish(s);",
+            "    n = 0, work = 0;", *looks, "    begin(s, n, work);", *(f"    {x}" for x in after),
+            "    finish(s);",
+            f"    for (int g = 0; g < {groups}; ++g) {{",
+            "        s->was[g] = s->busy[0][g] | s->busy[1][g];",
+            "        s->seen[g] = s->moved[0][g] | s->moved[1][g];", "    }",
             "    memset(s->ran, 0, sizeof s->ran);",
             "    s->flip ^= 1;", "    s->cycles++;", "}", "",
         ]  # fmt: skip
@@ -552,9 +522,20 @@ class Emitter:
             for name, value in self.netlist.inputs.items()
             if value.width <= WORD
         ]
-        return "\n".join(
-            [_RUNTIME.read_text(), *state, prelude, *functions, *step, api, *ports, glue]
-        )
+        hidden = [
+            "#pragma GCC visibility push(hidden)",
+            *declared,
+            "#pragma GCC visibility pop",
+            "",
+        ]
+        header = [_RUNTIME.read_text(), *state, prelude, *hidden]
+        main = [_POOL.read_text(), *step, api, *ports, glue]
+        files = {"model.h": "\n".join(header)}
+        include = '#include "model.h"\n'
+        files["model.c"] = "\n".join([include, *main])
+        for number, part in enumerate(_evenly(functions)):
+            files[f"model{number}.c"] = "\n".join([include, *part])
+        return files
 
     def _initial(self):
         """C that gives registers and memories their first contents."""
@@ -614,7 +595,7 @@ class Emitter:
             *self._initial(),
             "    touch(s);",
             "    return s;", "}", "",
-            "void state_close(struct state *s) { free(s); }", "",
+            "void state_close(struct state *s) { threads(s, 1); free(s); }", "",
         ]  # fmt: skip
         body, number, cases = Body(self, self.netlist.contexts[0], "outputs"), 0, []
         for name, bits in self.netlist.outputs.items():
@@ -639,6 +620,18 @@ class Emitter:
             "size_t member_offset(size_t i) { return members[i].offset; }", "",
         ]  # fmt: skip
         return "\n".join(lines)
+
+
+def _evenly(texts):
+    """Texts in their order, cut into parts of about the same length."""
+    total, parts, size = sum(map(len, texts)), [[]], 0
+    count = min(FILES, -(-total // LENGTH))
+    for text in texts:
+        if parts[-1] and size >= total * len(parts) / count:
+            parts.append([])
+        parts[-1].append(text)
+        size += len(text)
+    return parts
 
 
 def _enables(en):

@@ -2,6 +2,7 @@
 
 import ctypes
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,14 @@ from .split import split
 __all__ = ["Model", "Simulation", "compile_netlist", "netlist_of"]
 
 _CFLAGS = ("-O2", "-std=gnu11", "-fPIC", "-w", "-fno-strict-aliasing")
+
+LARGE = 200_000
+"""Cells in lanes from which on a second thread pays."""
+
+
+def _processors():
+    """Processors that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def netlist_of(text, top):
@@ -54,13 +63,14 @@ def compile_netlist(
     work, modules, top, *, externs=None, prelude="", glue="", min_lanes=MIN_LANES,
     max_cells=MAX_CELLS, cc=None, flags=(),
 ):  # fmt: skip
-    """Write ``model.c``, ``model.json`` and ``model.so`` into a folder."""
+    """Write C, ``model.json`` and ``model.so`` into a folder."""
     work = Path(work)
     externs = externs or {}
     netlist, plan = _plan(modules, top, min_lanes, max_cells, externs)
     emitter = Emitter(netlist, plan, externs)
-    text = emitter.write(prelude=prelude, glue=glue)
-    (work / "model.c").write_text(text)
+    files = emitter.write(prelude=prelude, glue=glue)
+    for name, text in files.items():
+        (work / name).write_text(text)
     outputs, number = {}, 0
     for name, bits in netlist.outputs.items():
         outputs[name] = [number, len(bits)]
@@ -83,11 +93,15 @@ def compile_netlist(
     }
     (work / "model.json").write_text(json.dumps(table))
     cc = cc or toolchain.find_cc()
-    command = [
-        *cc, *toolchain.target_flags(cc), *_CFLAGS, *flags, "-shared", "-o", str(work / "model.so"),
-        str(work / "model.c"),
-    ]  # fmt: skip
-    toolchain.run_all([command])
+    command = [*cc, *toolchain.target_flags(cc), *_CFLAGS, *flags]
+    sources = sorted((n for n in files if n.endswith(".c")), key=lambda n: -len(files[n]))
+    toolchain.run_all(
+        [[*command, "-c", "-o", str(work / f"{n}.o"), str(work / n)] for n in sources]
+    )
+    objects = [str(work / f"{n}.o") for n in sources]
+    toolchain.run_all([[*command, "-shared", "-pthread", "-o", str(work / "model.so"), *objects]])
+    for name in objects:
+        Path(name).unlink()
     return work
 
 
@@ -101,7 +115,8 @@ class Model:
         for name, result, *arguments in (
             ("state_open", pointer), ("state_close", None, pointer), ("settle", None, pointer),
             ("touch", None, pointer), ("step", None, pointer, u64),
-            ("output", u64, pointer, number), ("state_size", u64), ("member_count", u64),
+            ("output", u64, pointer, number), ("threads", number, pointer, number),
+            ("state_size", u64), ("member_count", u64),
             ("member_name", ctypes.c_char_p, u64), ("member_offset", u64, u64),
         ):  # fmt: skip
             function = getattr(library, name)
@@ -114,13 +129,25 @@ class Model:
 
 
 class Simulation:
-    """A run of a :class:`Model`."""
+    """A run of a :class:`Model`.
 
-    def __init__(self, model):
+    Parameters
+    ----------
+    model : :class:`Model`
+    threads : int, optional
+        1 or 2; the results are the same. Unless told, a design large enough gets two where there
+        are two processors.
+    """
+
+    def __init__(self, model, threads=None):
+        if threads is None:
+            work = sum(lanes * cells for _, lanes, cells in model.table["groups"])
+            threads = 2 if work > LARGE and _processors() > 1 else 1
         self.model = model
         self.state = model.library.state_open()
         if not self.state:
             raise MemoryError("no room for the state of the design")
+        self.threads = model.library.threads(self.state, threads)
 
     def close(self):
         """Free the state; may be called twice."""

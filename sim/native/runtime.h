@@ -23,6 +23,12 @@ typedef int64_t i64;
 
 #define NOINLINE __attribute__((noinline))
 
+#ifdef __x86_64__
+#define RELAX __builtin_ia32_pause()
+#else
+#define RELAX
+#endif
+
 /* Choices without branches: both sides are values already. */
 static inline u32 sel32(u32 c, u32 a, u32 b) { return c ? a : b; }
 static inline u64 sel64(u32 c, u64 a, u64 b) { return c ? a : b; }
