@@ -60,6 +60,13 @@ def join(runs, width):
     return f"((u64)({' | '.join(parts)}))" if width > 32 else f"({' | '.join(parts)})"
 
 
+LARGE = 20_000
+"""Cells in all lanes of a group from which on it is worth several variants of its code."""
+
+LOOK = 8
+"""Cycles after which a large group that is busy looks whether it still is; a power of 2."""
+
+
 class Body:
     """A function over the lanes of a context: what it loads, computes and stores.
 
@@ -697,7 +704,8 @@ class Body:
             stored, name = e.stored(out, word), f"n{out.number}_{word}"
             self.lines.append(f"const {ctype(width)} {name} = {text};")
             kind = "out" if out.number in e.plan.crossing else "new"
-            self.lines.append(f"{kind}{32 if width <= 32 else 64} |= {name} ^ {old};")
+            look = "if (look) " if self.context.lanes * len(self.context.cells) >= LARGE else ""
+            self.lines.append(f"{look}{kind}{32 if width <= 32 else 64} |= {name} ^ {old};")
             if out.number in e.doubled:
                 at = f"s->{stored} + !s->flip * {self.context.lanes} + base"
                 self.pointer(f"w{stored}", at, storage(width))
@@ -734,31 +742,65 @@ class Body:
         return "\n".join([*out, "    return 1;", "}", ""])
 
     def text(self, *, commit, actives=()):
-        """A function that does blocks of lanes; two threads may do some each."""
-        g = self.context.number
-        out = [f"void {self.name}(struct state *restrict s, int first, int end, int thread) {{"]
+        """A function that does blocks of lanes; two threads may do some each.
+
+        Of a large group there are three variants: with a uniform reset, without it, and without
+        it and without looking whether anything has changed, which most cycles of a busy group use.
+        """
+        g, size = self.context.number, self.size
+        large = commit and self.context.lanes * len(self.context.cells) >= LARGE
+        name, more, reset = self.name, "", self.reset() if large else None
+        if large:
+            more = f", const int look{f', const u32 {reset}' if reset else ''}"
+            name, kind = f"{self.name}_", "static ALWAYS_INLINE void"
+        else:
+            kind = "void"
+        out = [f"{kind} {name}(struct state *restrict s, int first, int end, int thread{more}) {{"]
         out += [f"    {line}" for line in self.tables.values()]
         if commit:
             out += ["    u32 new32 = 0, out32 = 0;", "    u64 new64 = 0, out64 = 0;"]
         out += [f"    u32 {name} = 0;" for name in actives]
-        size = self.size
         out.append(f"    for (int base = first * {size}; base < end * {size}; base += {size}) {{")
         out += [f"        {line}" for line in self.arrays.values()]
         staging = [line for lines in self.staging.values() for line in lines]
         if staging:
             out += ["        int low, high;", *(f"        {line}" for line in staging)]
-        out += [f"        {line}" for line in self.pointers.values()]
+        out += [f"        {line}" for name, line in self.pointers.items() if name != reset]
         for loop in self.loops:
-            out += ["        LANES"] if self.size >= 8 else []
-            out += [f"        for (int l = 0; l < {self.size}; ++l) {{"]
+            out += ["        LANES"] if size >= 8 else []
+            out += [f"        for (int l = 0; l < {size}; ++l) {{"]
             out += [f"            {line}" for line in loop]
             out += ["        }"]
         out += ["    }"]
         out += [f"    s->{name}[thread] |= {name} != 0;" for name in actives]
         if commit:
-            out.append(f"    s->moved[thread][{g}] |= (out32 | out64) != 0;")
-            out.append(f"    s->busy[thread][{g}] |= (out32 | out64 | new32 | new64) != 0;")
-        return "\n".join([*out, "}", ""])
+            look = "!look | " if large else ""
+            out.append(f"    s->moved[thread][{g}] |= {look}((out32 | out64) != 0);")
+            out.append(f"    s->busy[thread][{g}] |= {look}((out32 | out64 | new32 | new64) != 0);")
+        out += ["}", ""]
+        if large:
+            call = f"{self.name}_(s, first, end, thread"
+            out.append(
+                f"void {self.name}(struct state *restrict s, int first, int end, int thread) {{"
+            )
+            if reset:
+                out.append(f"    if (s->{reset}) {call}, 1, s->{reset});")
+                out.append("    else")
+            out.append(f"    if (s->cycles & {LOOK - 1}) {call}, 0{', 0' if reset else ''});")
+            out += [f"    else {call}, 1{', 0' if reset else ''});", "}", ""]
+        return "\n".join(out)
+
+    def reset(self):
+        """Name of the uniform field that resets most registers of a group."""
+        count = {}
+        for cell in self.context.cells:
+            for value, _, _ in self.e.resolve(cell.inputs.get("SRST", ())):
+                if value in self.e.fields and self.e.fields[value].uniform:
+                    count[value] = count.get(value, 0) + 1
+        names = [
+            f"f{v}" for v in sorted(count, key=lambda v: -count[v]) if f"f{v}" in self.pointers
+        ]
+        return names[0] if names else None
 
 
 _BITWISE = {"$and", "$or", "$xor", "$xnor", "$not", "$pos", "$mux", "$pmux"}

@@ -27,6 +27,9 @@ LOOP = 100
 BLOCK = 256
 """Lanes that are done at a time: what one loop leaves to the next stays in the nearest cache."""
 
+APART = 17 * 64
+"""Bytes left free after an array of a group: caches keep few lines that are a power of 2 apart."""
+
 FILES, LENGTH = 8, 100_000
 """Most C files besides the main one, and their length if fewer do; compilers take two at a time."""
 
@@ -466,10 +469,11 @@ class Emitter:
             after.append(self.externs[kind].code(self, number, ports))
         after.append("copies(s);")
         groups = len(self.netlist.contexts)
+        padded = -(-groups // 64) * 64  # threads write into lines of their own
         api = self._api()
         small = [f"    {kind} {name};" for name, (kind, count) in self.members.items() if not count]
         large = [
-            f"    _Alignas(64) {kind} {name}[{count}];"
+            f"    _Alignas(64) {kind} {name}[{count + _apart(kind, count)}];"
             for name, (kind, count) in self.members.items()
             if count
         ]
@@ -478,7 +482,7 @@ class Emitter:
             "struct state {", "    u64 cycles;", "    void *user;", "    struct pool *pool;",
             "    u32 flip;",
             *(f"    u8 {name}[{groups}];" for name in ("was", "seen", "ran")),
-            *(f"    _Alignas(64) u8 {name}[2][{groups}];" for name in ("busy", "moved")),
+            *(f"    _Alignas(64) u8 {name}[2][{padded}];" for name in ("busy", "moved")),
             f"    u16 tasks[{tasks}];", *small, *large, "};",
             "", "#ifndef SKIP", "#define SKIP 1", "#endif", "",
         ]  # fmt: skip
@@ -490,7 +494,7 @@ class Emitter:
         step = ["static void run_task(struct state *restrict s, int task, int thread) {",
                 "    switch (task) {"]  # fmt: skip
         heads, looks, task = [], [], 0
-        for name, blocks, cells in commits:
+        for name, blocks, cells in sorted(commits, key=lambda commit: commit[1] * commit[2]):
             heads += [
                 f"    if (head_{name}(s)) {{",
                 f"        for (int i = 0; i < {blocks}; ++i) s->tasks[n++] = {task} + i;",
@@ -588,10 +592,9 @@ class Emitter:
             "    memset(s->dirty, 255, sizeof s->dirty);",
             "}", "",
             "struct state *state_open(void) {",
-            "    size_t size = (sizeof(struct state) + 63) / 64 * 64;",
-            "    struct state *s = aligned_alloc(64, size);",
+            "    struct state *s = room(sizeof(struct state));",
             "    if (!s) return 0;",
-            "    memset(s, 0, size);",
+            "    memset(s, 0, sizeof(struct state));",
             *self._initial(),
             "    touch(s);",
             "    return s;", "}", "",
@@ -620,6 +623,12 @@ class Emitter:
             "size_t member_offset(size_t i) { return members[i].offset; }", "",
         ]  # fmt: skip
         return "\n".join(lines)
+
+
+def _apart(kind, count):
+    """Elements to leave free after an array, so that equal places of several fit into a cache."""
+    size = int(kind[1:]) // 8
+    return APART // size if size * count >= 1024 else 0
 
 
 def _evenly(texts):

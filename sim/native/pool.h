@@ -8,13 +8,18 @@
 #include <sched.h>
 #include <stdatomic.h>
 
-enum { WORTH = 30000, PATIENCE_SPINS = 20000 }; /* cells; and looks for work before sleeping */
+#ifndef WORTH
+#define WORTH 30000 /* cells in a cycle from which on help pays */
+#endif
+#ifndef SPINS
+#define SPINS 20000 /* looks for work before sleeping */
+#endif
 
 struct pool {
     pthread_t thread;
     pthread_mutex_t mutex;
     pthread_cond_t wake;
-    _Atomic u64 ticket; /* number of the list << 32 | its length << 16 | next task */
+    _Atomic u64 ticket; /* number of the list << 32 | its length << 16 | tasks taken */
     atomic_uint done, quit, asleep;
     u64 list;
     unsigned count;
@@ -23,11 +28,14 @@ struct pool {
 
 static void run_task(struct state *restrict s, int task, int thread);
 
-static int help(struct pool *p, int thread) {
+/* Do one more task of the list, the first thread from its beginning, the second from its end: so
+ * each does mostly the same ones in every cycle, and finds their lanes in its own cache. */
+static int help(struct pool *p, int thread, unsigned *mine) {
     u64 ticket = atomic_fetch_add(&p->ticket, 1);
-    unsigned at = ticket & 0xffff;
-    if (at >= (ticket >> 16 & 0xffff)) return 0;
-    run_task(p->state, p->state->tasks[at], thread);
+    unsigned count = ticket >> 16 & 0xffff;
+    if ((ticket & 0xffff) >= count) return 0;
+    unsigned at = (*mine)++;
+    run_task(p->state, p->state->tasks[thread ? count - 1 - at : at], thread);
     atomic_fetch_add(&p->done, 1);
     return 1;
 }
@@ -38,7 +46,7 @@ static void *helper(void *argument) {
     while (!atomic_load(&p->quit)) {
         int spins = 0;
         while (atomic_load(&p->ticket) >> 32 == seen && !atomic_load(&p->quit)) {
-            if (++spins < PATIENCE_SPINS) {
+            if (++spins < SPINS) {
                 RELAX;
                 continue;
             }
@@ -50,7 +58,8 @@ static void *helper(void *argument) {
             pthread_mutex_unlock(&p->mutex);
         }
         seen = atomic_load(&p->ticket) >> 32;
-        while (help(p, 1)) {}
+        unsigned mine = 0;
+        while (help(p, 1, &mine)) {}
     }
     return 0;
 }
@@ -76,9 +85,10 @@ static void begin(struct state *s, int n, u64 work) {
 static void finish(struct state *s) {
     struct pool *p = s->pool;
     if (!p || !p->count) return;
-    while (help(p, 0)) {}
+    unsigned mine = 0;
+    while (help(p, 0, &mine)) {}
     for (int spins = 0; atomic_load(&p->done) < p->count; ++spins)
-        if (spins < PATIENCE_SPINS) RELAX;
+        if (spins < SPINS) RELAX;
         else sched_yield();
     p->count = 0;
 }

@@ -1,9 +1,14 @@
 /* What the C of a design is built on. */
 
+#define _GNU_SOURCE
+
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#ifdef __linux__
+#include <sys/mman.h>
+#endif
 
 typedef uint8_t u8;
 typedef uint16_t u16;
@@ -22,12 +27,24 @@ typedef int64_t i64;
 #endif
 
 #define NOINLINE __attribute__((noinline))
+#define ALWAYS_INLINE inline __attribute__((always_inline))
 
 #ifdef __x86_64__
 #define RELAX __builtin_ia32_pause()
 #else
 #define RELAX
 #endif
+
+/* Memory for a state; a large one in large pages, where there are any. */
+static inline void *room(size_t size) {
+    size_t page = size > 1 << 22 ? 1 << 21 : 64;
+    size = (size + page - 1) / page * page;
+    void *p = aligned_alloc(page, size);
+#ifdef MADV_HUGEPAGE
+    if (p && page > 64) madvise(p, size, MADV_HUGEPAGE);
+#endif
+    return p;
+}
 
 /* Choices without branches: both sides are values already. */
 static inline u32 sel32(u32 c, u32 a, u32 b) { return c ? a : b; }

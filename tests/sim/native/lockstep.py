@@ -11,12 +11,12 @@ from makalu.sim.native.model import Model, Simulation, compile_netlist, netlist_
 __all__ = ["build", "compare"]
 
 
-def build(component, folder, *, flags=("-O1",), **options):
+def build(component, folder, *, flags=("-O1",), threads=1, **options):
     """Compile a component; return the opened simulation, one cycle old, as a Stepper is."""
     design = to_rtlil(component, name="top")
     modules, cc = netlist_of(design.text, "top"), toolchain.find_cc()
     compile_netlist(folder, modules, "top", cc=cc, flags=flags, **options)
-    simulation = Simulation(Model(folder))
+    simulation = Simulation(Model(folder), threads)
     simulation.step()
     return simulation
 

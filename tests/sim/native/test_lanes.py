@@ -1,6 +1,8 @@
 """Equal parts as lanes: whatever connects them, nothing but the speed changes."""
 
 import random
+import sys
+from pathlib import Path
 
 import pytest
 from amaranth.hdl import Cat, ClockDomain, ClockSignal, Instance, Module, Signal
@@ -9,6 +11,7 @@ from amaranth.lib.crc.catalog import CRC32_ETHERNET
 from amaranth.lib.fifo import SyncFIFOBuffered
 from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
+from makalu.sim.native import cells, emit
 from makalu.sim.native.netlist import Unsupported
 
 from .lockstep import build, compare
@@ -114,6 +117,33 @@ def test_rows_in_a_grid(tmp_path, seed, options, change):
         lambda: Grid(10, 4, order), tmp_path, cycles=200, change=change, **options
     )  # fmt: skip
     assert max(lanes(model).values()) >= 10
+
+
+@pytest.mark.parametrize("change", [1.0, 0.05])
+@pytest.mark.parametrize("spins", [1, 20000])
+def test_two_threads_and_small_blocks(tmp_path, seed, monkeypatch, change, spins):
+    """Every list of tasks is offered to a second thread, which may have fallen asleep."""
+    monkeypatch.setattr(emit, "BLOCK", 4)
+    monkeypatch.setattr(cells, "LARGE", 1)  # and the variants of large groups
+    order = [None, *(random.Random(seed).choice([None, i]) for i in range(11))]
+    flags = ("-O1", "-DWORTH=0", f"-DSPINS={spins}")
+    compare(
+        lambda: Grid(12, 8, order), tmp_path, cycles=300, change=change, flags=flags, threads=2
+    )  # fmt: skip
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads are counted as Linux does")
+def test_a_thread_ends_with_its_simulation(tmp_path):
+    def count():
+        return sum(1 for _ in Path("/proc/self/task").iterdir())
+
+    before = count()
+    simulation = build(Grid(4, 4, [None, None, 0, 1]), tmp_path, threads=2)
+    assert simulation.threads == 2
+    assert count() == before + 1
+    simulation.step(100)
+    simulation.close()
+    assert count() == before
 
 
 def test_rows_in_any_order(tmp_path, seed):
