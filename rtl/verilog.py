@@ -277,10 +277,45 @@ def to_rtlil(component, *, name=TOP, emit_src=False):
     return Rtlil("\n".join(texts), name, tuple(library.components), tuple(library.memories))
 
 
+_NAME = r"(?:\\\S+ |[\w$]+)"
 _NUMBER = r"\d+'s?[hbdo][0-9a-fxz_]+"
 _CONSTANT_PROCESS = re.compile(
-    rf"^  always @\*\n(    [^\n]* = (?:{_NUMBER}|\{{ (?:{_NUMBER},? )+\}});\n)", re.MULTILINE
+    r"^(?:  \(\*[^\n]*\*\)\n)*  always @\*\n"
+    rf"(?P<line>    (?P<name>{_NAME})[^=\n]* = (?:{_NUMBER}|\{{ (?:{_NUMBER},? )+\}});\n)",
+    re.MULTILINE,
 )
+_MODULE = re.compile(r"^module .*?^endmodule$", re.MULTILINE | re.DOTALL)
+
+
+def _place_constants(module):
+    """A module in which the constant bits of a register are assigned together with its others.
+
+    Yosys writes such bits as a process that is sensitive to nothing and so never runs. An initial
+    block would do in simulators and FPGAs, but says nothing to a synthesizer for an ASIC.
+    """
+    text = module[0]
+    for found in list(_CONSTANT_PROCESS.finditer(text)):
+        line, name = found["line"], re.escape(found["name"])
+        text = text.replace(found[0], "", 1)
+        # A process that assigns other bits: a block, or a single statement.
+        block = re.compile(
+            rf"^  always @\* begin\n(?=(?:    .*\n)*? +{name}(?: ?\[[\d:]+\])? = )", re.MULTILINE
+        )
+        single = re.compile(
+            rf"^  always @\*\n(    {name}(?: ?\[[\d:]+\])? = [^\n]*;\n)", re.MULTILINE
+        )
+        text, placed = block.subn(lambda head, line=line: head[0] + line, text, count=1)
+        if not placed:
+            text, placed = single.subn(
+                lambda other, line=line: f"  always @* begin\n{line}{other[1]}  end\n",
+                text,
+                count=1,
+            )
+        if not placed:
+            raise AssertionError(f"no process assigns the other bits of {found['name']!r}")
+    return text
+
+
 _ARRAY = re.compile(r"^  reg (\[\d+:0\] )?mem \[(\d+):0\];\n", re.MULTILINE)
 
 
@@ -299,9 +334,7 @@ def to_verilog(design, *, emit_src=False, zero_memories=True):
         )
     script.append("write_verilog -norename" + ("" if emit_src else " -noattr"))
     text = yosys.run(["-q", "-"], "\n".join(script), ignore_warnings=True)
-    # Yosys writes a constant part of a register as a process that is sensitive to nothing and so
-    # never runs.
-    text = _CONSTANT_PROCESS.sub(r"  initial\n\1", text)
+    text = _MODULE.sub(_place_constants, text)
     if zero_memories:
         text = _ARRAY.sub(
             lambda match: (

@@ -11,6 +11,7 @@ from amaranth.hdl import Module, Signal, Value
 from amaranth.lib import data, wiring
 from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
+from makalu.rtl import verilog
 from makalu.rtl.arch.config import TINY, HbmConfig
 from makalu.rtl.lib.replicate import Replicated
 from makalu.rtl.verilog import export, to_rtlil, write_export
@@ -118,6 +119,69 @@ def test_no_process_is_sensitive_to_nothing():
     for body in re.findall(r"always @\*\n(.*)", text):
         right = body.partition(" = ")[2]
         assert not right or re.search(r"(?<!')\b[a-zA-Z_\\]", right), body
+
+
+@pytest.mark.parametrize("emit_src", [False, True])
+def test_constant_bits_of_a_register_are_assigned_with_its_others(emit_src):
+    text = export(Grid(), name="grid", emit_src=emit_src, zero_memories=False)
+    # An initial block says nothing to a synthesizer for an ASIC; the ROM has the only one.
+    assert re.findall(r"^ *initial\b(?:.*\n *)([\w\\.]+)", text, re.MULTILINE) == ["rom"]
+    blocks = re.findall(r"^  always @\* begin\n.*?^  end$", text, re.MULTILINE | re.DOTALL)
+    (block,) = (block for block in blocks if "mixed[3:0] = 4'ha;" in block)
+    assert "mixed[11:4] = " in block
+    assert text.count("mixed[3:0] = ") == 1
+
+
+CONSTANTS = """\
+module m(a, \\o.x , s, t);
+  always @*
+    \\o.x [1:0] = 2'h1;
+  always @* begin
+    s[1] = 1'h0;
+    casez (a)
+      1'h1:
+          \\o.x [2] = a;
+    endcase
+  end
+  always @*
+    s[0] = 1'h1;
+  (* src = "here" *)
+  always @*
+    t[3:1] = { 1'h0, 2'h3 };
+  always @*
+    t[0] = a;
+endmodule
+"""
+
+
+def test_constants_find_the_process_of_their_register():
+    placed = verilog._MODULE.sub(verilog._place_constants, CONSTANTS)
+    assert (
+        placed
+        == """\
+module m(a, \\o.x , s, t);
+  always @* begin
+    s[0] = 1'h1;
+    \\o.x [1:0] = 2'h1;
+    s[1] = 1'h0;
+    casez (a)
+      1'h1:
+          \\o.x [2] = a;
+    endcase
+  end
+  always @* begin
+    t[3:1] = { 1'h0, 2'h3 };
+    t[0] = a;
+  end
+endmodule
+"""
+    )
+
+
+def test_a_constant_without_a_process_is_an_error():
+    text = CONSTANTS.replace("t[0] = a", "u[0] = a")
+    with pytest.raises(AssertionError, match="the other bits of 't'"):
+        verilog._MODULE.sub(verilog._place_constants, text)
 
 
 def test_two_definitions_under_one_name_are_an_error():
