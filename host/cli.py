@@ -568,6 +568,51 @@ def _bench(
             raise typer.Exit(FAILED)
 
 
+@bench.command()
+def shapes(
+    shape: Annotated[
+        list[str] | None,
+        typer.Argument(help="M x K x N, such as 512x512x512. [default: the table's]"),
+    ] = None,
+    config: ConfigOption = "TRN",
+    backend: BackendOption = "native",
+    largest: Annotated[
+        int | None,
+        typer.Option("--max", help="Leave out shapes with a longer edge.", min=1),
+    ] = None,
+    as_json: JsonOption = False,
+):
+    """Cycles and PE utilization by shape, beside the bound and other projects.
+
+    With operands in SBUF, and from HBM to HBM. Where ours is more than 5 % above the bound, the
+    line below says what it waited for. A row is printed as soon as it is there.
+    """
+    from . import shapes as table
+
+    with _errors():
+        machine, backend = _config(config), _backend(backend)
+        if backend in ("auto", "golden"):
+            raise UsageError("--backend must be one that counts cycles: native, verilator or pysim")
+        chosen = table.chosen_shapes(machine.name, [_shape(text) for text in shape or ()], largest)
+        rows, say, facts = [], _silent if as_json else _out().print, {}
+        try:
+            with _Bar(_err()) as bar, _open(machine, backend, None, bar) as dev:
+                facts = {"config": machine.name, "backend": dev.backend}
+                for line in table.heading(dev):
+                    say(_escape(line))
+                for m, k, n in chosen:
+                    bar.reset()
+                    bar.say(f"{m} x {k} x {n}, {len(rows) + 1} of {len(chosen)}")
+                    rows.append(table.measure(dev, (m, k, n)))
+                    for line in table.lines_of(rows[-1], machine.rows):
+                        say(_escape(line))
+            for line in table.legend(machine.rows):
+                say(_escape(line))
+        finally:
+            if as_json:
+                print(json.dumps(table.to_dict(facts, rows), indent=1))
+
+
 def _silent(text):
     """Prints nothing."""
 

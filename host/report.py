@@ -4,7 +4,7 @@ import json
 from dataclasses import asdict, dataclass, field
 from dataclasses import fields as dataclass_fields
 
-__all__ = ["RunReport", "group_counters"]
+__all__ = ["RunReport", "group_counters", "label"]
 
 _ENGINES = {"pe": "pe_busy", "dve": "dve_busy", "dma": "dma_busy"}
 
@@ -27,7 +27,8 @@ _LABELS = {
 }
 
 
-def _label(name):
+def label(name):
+    """What a counter of waiting means, for people."""
     if name.startswith("queue_"):
         _, queue, cause = name.split("_", 2)
         return _LABELS[cause].format(queue.upper())
@@ -274,7 +275,7 @@ class RunReport:
         if worst:
             table.add_row("[bold]waiting[/bold]", "", "")
         for name, cycles in worst:
-            bar(f"  {_label(name)}", cycles, "yellow")
+            bar(f"  {label(name)}", cycles, "yellow")
         yield table
 
     def __str__(self):
