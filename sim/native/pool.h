@@ -26,15 +26,22 @@ struct pool {
     struct state *state;
 };
 
+struct share { /* how many tasks of a list a thread has taken */
+    u64 list;
+    unsigned taken;
+};
+
 static void run_task(struct state *restrict s, int task, int thread);
 
 /* Do one more task of the list, the first thread from its beginning, the second from its end: so
- * each does mostly the same ones in every cycle, and finds their lanes in its own cache. */
-static int help(struct pool *p, int thread, unsigned *mine) {
+ * each does mostly the same ones in every cycle, and finds their lanes in its own cache. The ticket
+ * may be of another list than the one before: then the thread has taken nothing of it yet. */
+static int help(struct pool *p, int thread, struct share *mine) {
     u64 ticket = atomic_fetch_add(&p->ticket, 1);
     unsigned count = ticket >> 16 & 0xffff;
     if ((ticket & 0xffff) >= count) return 0;
-    unsigned at = (*mine)++;
+    if (mine->list != ticket >> 32) *mine = (struct share){ticket >> 32, 0};
+    unsigned at = mine->taken++;
     run_task(p->state, p->state->tasks[thread ? count - 1 - at : at], thread);
     atomic_fetch_add(&p->done, 1);
     return 1;
@@ -42,6 +49,7 @@ static int help(struct pool *p, int thread, unsigned *mine) {
 
 static void *helper(void *argument) {
     struct pool *p = argument;
+    struct share mine = {0, 0};
     u64 seen = 0;
     while (!atomic_load(&p->quit)) {
         int spins = 0;
@@ -58,7 +66,6 @@ static void *helper(void *argument) {
             pthread_mutex_unlock(&p->mutex);
         }
         seen = atomic_load(&p->ticket) >> 32;
-        unsigned mine = 0;
         while (help(p, 1, &mine)) {}
     }
     return 0;
@@ -85,7 +92,7 @@ static void begin(struct state *s, int n, u64 work) {
 static void finish(struct state *s) {
     struct pool *p = s->pool;
     if (!p || !p->count) return;
-    unsigned mine = 0;
+    struct share mine = {0, 0};
     while (help(p, 0, &mine)) {}
     for (int spins = 0; atomic_load(&p->done) < p->count; ++spins)
         if (spins < SPINS) RELAX;
