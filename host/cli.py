@@ -646,16 +646,171 @@ def _bench_shapes(machine, backend, dtype, shapes, as_json):
     _out().print(table)
 
 
-def _shape(text):
+def _shape(text, option="--shape"):
     try:
         m, k, n = (int(part) for part in text.lower().split("x"))
         if min(m, k, n) < 1:
             raise ValueError
     except ValueError:
         raise typer.BadParameter(
-            f"{text!r} is not of the form MxKxN, such as 64x64x128", param_hint="--shape"
+            f"{text!r} is not of the form MxKxN, such as 64x64x128", param_hint=option
         ) from None
     return m, k, n
+
+
+@app.command()
+def compare(
+    file: Annotated[
+        Path | None, typer.Argument(help="A Python file with NKI kernels, as for `makalu run`.")
+    ] = None,
+    inputs: Annotated[
+        list[str] | None, typer.Argument(help="Arguments of the kernel, as for `makalu run`.")
+    ] = None,
+    kernel: Annotated[
+        str | None, typer.Option("--kernel", help="Kernel to call, if the file has several.")
+    ] = None,
+    matmul: Annotated[
+        str | None, typer.Option("--matmul", help="Instead of a file a product, M x K x N.")
+    ] = None,
+    backends: Annotated[
+        str, typer.Option("--backends", help="The two to compare, with a comma between.")
+    ] = "native,verilator",
+    config: ConfigOption = "TINY",
+    dtype: DtypeOption = None,
+    seed: Annotated[int, typer.Option("--seed", help="Seed of random inputs.", min=0)] = 0,
+    window: Annotated[
+        int, typer.Option("--window", help="Cycles between two looks at the memories.", min=1)
+    ] = 1000,
+    cycles: Annotated[
+        str | None,
+        typer.Option("--cycles", help="Look in every cycle from FIRST:LAST, and no further."),
+    ] = None,
+    operands: Annotated[
+        Path | None,
+        typer.Option("--operands", help="Write a.npy and b.npy of --matmul to this folder."),
+    ] = None,
+    hbm_mib: HbmOption = None,
+    as_json: JsonOption = False,
+):
+    """Run a program on two simulations in lock step, and explain the first difference.
+
+    Counters, registers and memories are compared; at the end the memories with the golden model's.
+    Exit code 0 if all is equal, 1 if not.
+    """
+    from . import compare as lockstep
+
+    with _errors():
+        machine, names = _config(config), lockstep.check_backends(backends.split(","))
+        if (file is None) == (matmul is None):
+            raise UsageError("give a kernel file or --matmul MxKxN, one of them")
+        only = _cycle_window(cycles)
+        if matmul is None:
+            dtype = _dtype(dtype)
+        else:
+            dtype = _dtype(dtype or "bf16")
+        size = hbm_mib or (1 if "pysim" in names else 16)
+        with _Bar(_err()) as bar:
+            with lockstep.Recorder(machine, hbm=size << 20) as recorder:
+                bar.say("running on golden")
+                if matmul is not None:
+                    words = _record_matmul(recorder, _shape(matmul, "--matmul"), dtype, seed,
+                                           operands)  # fmt: skip
+                else:
+                    words = _record_file(recorder, file, inputs, kernel, dtype, seed)
+                recorded, hbm = recorder.recorded, recorder.hbm
+            pair = lockstep.Machines.of(names, machine, hbm, bar.building)
+            results = []
+            for program in recorded:
+                results.append(
+                    lockstep.compare(
+                        pair, program, window=window, only=only,
+                        progress=lambda text, cycle: bar.say(f"{text}, cycle {cycle:,}"),
+                    )
+                )  # fmt: skip
+                if not results[-1].equal:
+                    break
+        tail = ["--config", machine.name]
+        if dtype is not None:
+            tail += ["--dtype", dtype]
+        if file is not None or (matmul is not None and seed):
+            tail += ["--seed", str(seed)]
+        if hbm_mib is not None:
+            tail += ["--hbm-mib", str(hbm_mib)]
+        waves = None
+        if "native" in names and len(results) == 1:
+            there = [*words["run"], "--config", machine.name, "--backend", "native"]
+            waves = there + (["--dtype", dtype] if dtype is not None else [])
+        commands = lockstep.rerun_commands(
+            {"compare": [*words["compare"], "--backends", ",".join(names), *tail], "waves": waves},
+            results[-1],
+        )
+        if as_json:
+            found = [result.to_dict() for result in results]
+            print(json.dumps({"programs": found, "again": commands}, indent=1))
+        else:
+            console = _out()
+            for program, result in zip(recorded, results, strict=False):
+                title = f"{program.program.kernel} on {machine.name}, {' and '.join(names)}: "
+                console.print(_escape(title + "\n".join(result.lines())))
+            if commands:
+                console.print(_escape("\n".join(["", "look again", *commands])))
+        if not results[-1].equal:
+            raise typer.Exit(FAILED)
+
+
+def _cycle_window(text):
+    if text is None:
+        return None
+    found = re.fullmatch(r"(\d+):(\d+)", text)
+    if not found or int(found[1]) > int(found[2]):
+        raise typer.BadParameter(
+            f"{text!r} is not of the form FIRST:LAST, such as 1000:1100", param_hint="--cycles"
+        )
+    return int(found[1]), int(found[2])
+
+
+def _record_matmul(recorder, shape, dtype, seed, operands):
+    """Multiply on the recorder; the words of commands that do the same."""
+    from .files import save_array
+
+    m, k, n = shape
+    rng, fmt = np.random.default_rng(seed), format_of(dtype)
+    a, b = (fmt.encode(rng.standard_normal(edges)) for edges in ((m, k), (k, n)))
+    recorder.matmul(a, b, dtype=dtype)
+    folder = Path() if operands is None else operands
+    paths = folder / "a.npy", folder / "b.npy"
+    if operands is not None:
+        operands.mkdir(parents=True, exist_ok=True)
+        for path, array in zip(paths, (a, b), strict=True):
+            save_array(path, fmt.decode(array).astype(np.float32))
+    compared = ["--matmul", f"{m}x{k}x{n}"]
+    if operands is not None:
+        compared += ["--operands", str(operands)]
+    return {"compare": compared, "run": ["matmul", *map(str, paths), "--out", "c.npy"]}
+
+
+def _record_file(recorder, file, inputs, kernel, dtype, seed):
+    """Run a kernel file on the recorder; the words of commands that do the same."""
+    from .kernels import argument, bind, choose_kernel, kernel_code, nki_is_ours, run_file
+
+    if not file.exists():
+        raise FileNotFoundError(f"{file}: no such file")
+    words = [str(file), *(inputs or ())]
+    with nki_is_ours():
+        if inputs or kernel is not None:
+            chosen = choose_kernel(file, run_file(file, as_script=False), kernel)
+            rng = np.random.default_rng(seed)
+            arguments = [argument(text, dtype=dtype, rng=rng) for text in inputs or ()]
+            bind(chosen, arguments)
+            with kernel_code(file):
+                recorder.run(chosen, *arguments)
+        else:
+            run_file(file, as_script=True)
+    if not recorder.recorded:
+        raise UsageError(f"{file} called no kernel: give inputs to call one, as for `makalu run`")
+    if kernel is not None:
+        words += ["--kernel", kernel]
+    return {"compare": words, "run": ["run", *words, "--seed", str(seed)]}
 
 
 @app.command()

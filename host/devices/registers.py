@@ -124,8 +124,8 @@ class RegisterRunner:
 
     # Running --------------------------------------------------------------------------------------
 
-    def run(self, queues, progress=None):
-        """Run the queues to the end; every counter by name."""
+    def begin(self, queues):
+        """Start the queues."""
         for engine in Engine:
             base, count = queues.get(engine, (0, 0))
             self.machine.reg_write(queue_register(engine, "base_lo"), base & 0xFFFFFFFF)
@@ -133,6 +133,10 @@ class RegisterRunner:
             self.machine.reg_write(queue_register(engine, "count"), count)
         self._write("clear", _pack("clear", semaphores=1))
         self._write("control", _pack("control", start=1))
+
+    def run(self, queues, progress=None):
+        """Run the queues to the end; every counter by name."""
+        self.begin(queues)
         status = self._wait(queues, progress)
         if status["error"]:
             raise self._fault()
