@@ -611,6 +611,8 @@ def shapes(
         finally:
             if as_json:
                 print(json.dumps(table.to_dict(facts, rows), indent=1))
+        if any("failed" in row[name] for row in rows for name in ("in_sbuf", "from_hbm")):
+            raise typer.Exit(FAILED)
 
 
 def _silent(text):

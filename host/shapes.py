@@ -329,7 +329,8 @@ def measure(device, shape, rng=None):
     dict
         ``shape``, ``bound``, ``textbook``, ``macs``; ``in_sbuf`` and ``from_hbm``, each with
         ``cycles``, ``pe_utilization``, ``above`` (share above the bound), ``waits`` (cycles by
-        cause) and ``reasons`` (text, where far above the bound), or with ``why_not``; ``peers``
+        cause) and ``reasons`` (text, where far above the bound), or with ``why_not``, or with
+        ``failed`` if the core stopped; ``peers``
         (cycles by name) and ``redmule`` (utilisation or ``None``).
 
     Raises
@@ -351,9 +352,10 @@ def measure(device, shape, rng=None):
         try:
             found: dict
             found, product = run(device, a, b)
-        except DeviceError:
+        except DeviceError as error:
             device.reset()
-            raise
+            row[name] = {"failed": str(error).strip().partition("\n")[0].rstrip(":")}
+            continue
         if product is not None:
             fmt = BF16 if found.get("out") == BF16.name else FP32
             wanted = reference if fmt is FP32 else fmt.encode(reference)
@@ -434,9 +436,10 @@ def lines_of(row, rows):
     notes = []
     for name, title, width in (("in_sbuf", "in SBUF", 11), ("from_hbm", "from HBM", 12)):
         found = row[name]
-        if "why_not" in found:
+        if "why_not" in found or "failed" in found:
             text += f"{'-':>{width}}{'-':>8}{'-':>8}"
-            notes.append(f"    {title}: {found['why_not']}")
+            why = f"FAILED: {found['failed']}" if "failed" in found else found["why_not"]
+            notes.append(f"    {title}: {why}")
             continue
         text += (
             f"{found['cycles']:>{width},}{found['pe_utilization']:>8.1%}{found['above']:>+8.1%}"

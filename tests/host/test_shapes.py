@@ -9,9 +9,10 @@ from makalu.firmware.kernels.resident import matmul_in_sbuf, resident_bytes
 from makalu.host import devices, shapes
 from makalu.host.cli import app
 from makalu.host.device import open_device
-from makalu.host.errors import MakaluError, UsageError
+from makalu.host.errors import DeviceError, MakaluError, UsageError
 from makalu.rtl.arch.config import TINY
 from makalu.rtl.arch.formats import BF16, FP32
+from makalu.rtl.arch.isa import Engine, ErrorCode
 from typer.testing import CliRunner
 
 SMALL_SHAPES = [(16, 16, 16), (33, 50, 300), (1, 64, 64), (16, 1, 16), (70, 33, 129), (13, 8, 8)]
@@ -158,6 +159,19 @@ def test_wrong_bits_are_noticed(tiny, monkeypatch):
         shapes.measure(tiny, (4, 4, 4))
 
 
+def test_a_core_that_stops_is_a_line_and_the_next_shape_runs(tiny, monkeypatch):
+    def stopped(device, a, b):
+        raise DeviceError(ErrorCode.WATCHDOG, engine=Engine.PE)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shapes, "_from_hbm", stopped)
+        row = shapes.measure(tiny, (4, 4, 4))
+    assert row["in_sbuf"]["cycles"] > 4
+    assert row["from_hbm"]["failed"]
+    assert f"from HBM: FAILED: {row['from_hbm']['failed']}" in "\n".join(shapes.lines_of(row, 4))
+    assert shapes.measure(tiny, (4, 4, 4))["from_hbm"]["cycles"] > 4
+
+
 # Reasons ------------------------------------------------------------------------------------------
 
 
@@ -223,6 +237,16 @@ def test_json_has_rows_and_sources(fake):
     assert [row["shape"] for row in values["rows"]] == [[64, 64, 64], [13, 64, 64]]
     assert values["sources"]["SCALE-Sim WS"].startswith("SCALE-Sim 3.0.0")
     assert (values["config"], values["backend"]) == ("TINY", "native")
+
+
+def test_a_failure_is_exit_code_1(fake, monkeypatch):
+    measure = shapes.measure
+    monkeypatch.setattr(
+        shapes, "measure", lambda *given: {**measure(*given), "from_hbm": {"failed": "stuck"}}
+    )
+    result = call("--config", "TINY", "4x4x4", "5x6x7")
+    assert result.exit_code == 1
+    assert result.stdout.count("from HBM: FAILED: stuck") == 2
 
 
 @pytest.mark.parametrize("option", [(), ("--json",)], ids=["text", "json"])
