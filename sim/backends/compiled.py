@@ -2,11 +2,13 @@
 
 import ctypes
 import re
+from functools import cached_property
 
 import numpy as np
 
 from .. import memory
 from ..memory import HbmSettings
+from ..pace import Pace
 from .base import BUSY, STATUS, BaseMachine
 
 __all__ = ["CompiledMachine", "declare"]
@@ -37,7 +39,6 @@ class CompiledMachine(BaseMachine):
     :meth:`_find_banks`, and provides ``_free()``.
     """
 
-    _slice = 4000
     _handle = None
 
     def _settings(self):
@@ -90,6 +91,22 @@ class CompiledMachine(BaseMachine):
     def __del__(self):
         self.close()
 
+    @cached_property
+    def _pace(self):
+        return Pace()
+
+    @property
+    def _slice(self):
+        return self._pace.cycles
+
+    def _next(self, cycles):
+        """How many of some cycles to run before :meth:`_passed` is called."""
+        assert self._open
+        return min(cycles, self._slice)
+
+    def _passed(self):
+        """Some cycles have passed."""
+
     @property
     def _open(self):
         if self._handle is None:
@@ -104,23 +121,33 @@ class CompiledMachine(BaseMachine):
     def step(self, cycles):
         """Let ``cycles`` cycles pass."""
         while cycles > 0:  # in slices, so that an interrupt is heard
-            self._library.machine_step(self._open, min(cycles, self._slice))
-            cycles -= self._slice
+            part = self._next(cycles)
+            with self._pace.measured(part):
+                self._library.machine_step(self._open, part)
+            self._passed()
+            cycles -= part
 
     def reg_write(self, address, value):
         """Write a register."""
+        self._next(1)
         response = self._library.machine_reg_write(self._open, address, value)
+        self._passed()
         self._checked("write", address, response)
 
     def reg_read(self, address):
         """Return what a register holds."""
         value = ctypes.c_uint32()
+        self._next(1)
         response = self._library.machine_reg_read(self._open, address, ctypes.byref(value))
+        self._passed()
         self._checked("read", address, response)
         return value.value
 
     def _run(self, cycles):
-        state = self._library.machine_run(self._open, STATUS, BUSY, cycles)
+        part = self._next(cycles)
+        with self._pace.measured(part):
+            state = self._library.machine_run(self._open, STATUS, BUSY, part)
+        self._passed()
         self._checked("read", STATUS, min(state, 0))
         return state == 1
 

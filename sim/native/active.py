@@ -11,7 +11,7 @@ part at the end of the cycle, itself woken by a bit, copies it from ``n``.
 import heapq
 from dataclasses import dataclass, field
 
-from .cells import WORD, Body, ctype, words
+from .cells import WORD, Body, comment, ctype, words
 from .netlist import CLOCKED
 
 __all__ = ["Rest"]
@@ -278,7 +278,7 @@ class Rest:
         wake = self.wake(self.readers.get(v, ()))
         for word, (text, old, width) in enumerate(body.next(cell)):
             name, new = self.e.stored(value, word), f"n{v}_{word}"
-            body.lines.append(f"const {ctype(width)} {new} = {text};")
+            body.lines.append(f"const {ctype(width)} {new} = {text}; {comment(value.name)}")
             if v not in self.copied:
                 then = f" if ({new} != {old}) {{ {wake} }}" if wake else ""
                 body.lines.append(f"s->{name} = {new};{then}")

@@ -4,7 +4,7 @@ import numpy as np
 
 from .netlist import CONST0, CONST1, WORD, Unsupported
 
-__all__ = ["WORD", "Body", "literal", "storage", "words"]
+__all__ = ["WORD", "Body", "comment", "literal", "storage", "words"]
 
 
 def words(width):
@@ -25,6 +25,11 @@ def storage(width):
 def ctype(width):
     """C type of a word while it is computed with."""
     return "u32" if width <= 32 else "u64"
+
+
+def comment(text):
+    """C that only people read."""
+    return f"/* {text.replace('*/', '* /')} */"
 
 
 def _mask(width):
@@ -360,7 +365,7 @@ class Body:
     def define(self, value, word, text):
         width = words(value.width)[word]
         name = f"t{value.number}_{word}"
-        self.lines.append(f"const {ctype(width)} {name} = {text};")
+        self.lines.append(f"const {ctype(width)} {name} = {text}; {comment(value.name)}")
         self.local[value.number, word] = name
 
     def array(self, resolved, count, name):
@@ -702,7 +707,7 @@ class Body:
         e, out = self.e, cell.output
         for word, (text, old, width) in enumerate(self.next(cell)):
             stored, name = e.stored(out, word), f"n{out.number}_{word}"
-            self.lines.append(f"const {ctype(width)} {name} = {text};")
+            self.lines.append(f"const {ctype(width)} {name} = {text}; {comment(out.name)}")
             kind = "out" if out.number in e.plan.crossing else "new"
             look = "if (look) " if self.context.lanes * len(self.context.cells) >= LARGE else ""
             self.lines.append(f"{look}{kind}{32 if width <= 32 else 64} |= {name} ^ {old};")

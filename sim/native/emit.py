@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from .active import Rest
-from .cells import WORD, Body, ctype, literal, storage, words
+from .cells import WORD, Body, comment, ctype, literal, storage, words
 from .netlist import CLOCKED, Value
 
 __all__ = ["Emitter"]
@@ -35,6 +35,7 @@ FILES, LENGTH = 8, 100_000
 
 _RUNTIME = Path(__file__).with_name("runtime.h")
 _POOL = Path(__file__).with_name("pool.h")
+_RUN = Path(__file__).with_name("run.h")
 
 
 class Emitter:
@@ -471,20 +472,25 @@ class Emitter:
         groups = len(self.netlist.contexts)
         padded = -(-groups // 64) * 64  # threads write into lines of their own
         api = self._api()
-        small = [f"    {kind} {name};" for name, (kind, count) in self.members.items() if not count]
+        small = [
+            f"    {kind} {name};{self._about(name)}"
+            for name, (kind, count) in self.members.items()
+            if not count
+        ]
         large = [
-            f"    _Alignas(64) {kind} {name}[{count + _apart(kind, count)}];"
+            f"    _Alignas(64) {kind} {name}[{count + _apart(kind, count)}];{self._about(name)}"
             for name, (kind, count) in self.members.items()
             if count
         ]
         tasks = sum(blocks for _, blocks, _ in commits) + len(answers) + 1
         state = [
             "struct state {", "    u64 cycles;", "    void *user;", "    struct pool *pool;",
-            "    u32 flip;",
+            "    struct notes *notes;", "    u32 flip;",
             *(f"    u8 {name}[{groups}];" for name in ("was", "seen", "ran")),
             *(f"    _Alignas(64) u8 {name}[2][{padded}];" for name in ("busy", "moved")),
             f"    u16 tasks[{tasks}];", *small, *large, "};",
             "", "#ifndef SKIP", "#define SKIP 1", "#endif", "",
+            "static void take_notes(struct state *s, int after);", "",
         ]  # fmt: skip
         declared = [
             f"{head};"
@@ -512,9 +518,10 @@ class Emitter:
             "    }", "}", "",
             "static void early(struct state *restrict s) {", *(f"    {x}" for x in early), "}", "",
             "static void late(struct state *restrict s) {", "    int n = 0;", "    u64 work = 0;",
+            "    if (s->notes) take_notes(s, 0);",
             *heads, "    begin(s, n, work);", *(f"    {x}" for x in serial), "    finish(s);",
             "    n = 0, work = 0;", *looks, "    begin(s, n, work);", *(f"    {x}" for x in after),
-            "    finish(s);",
+            "    finish(s);", "    if (s->notes) take_notes(s, 1);",
             f"    for (int g = 0; g < {groups}; ++g) {{",
             "        s->was[g] = s->busy[0][g] | s->busy[1][g];",
             "        s->seen[g] = s->moved[0][g] | s->moved[1][g];", "    }",
@@ -533,13 +540,29 @@ class Emitter:
             "",
         ]
         header = [_RUNTIME.read_text(), *state, prelude, *hidden]
-        main = [_POOL.read_text(), *step, api, *ports, glue]
+        main = [_POOL.read_text(), *step, api, _RUN.read_text(), *ports, glue]
         files = {"model.h": "\n".join(header)}
         include = '#include "model.h"\n'
         files["model.c"] = "\n".join([include, *main])
         for number, part in enumerate(_evenly(functions)):
             files[f"model{number}.c"] = "\n".join([include, *part])
         return files
+
+    def _about(self, name):
+        """A comment on a member of the state: the signal or memory, and in how many lanes."""
+        if found := re.fullmatch(r"(n?)([vfq])(\d+)(?:_(\d+))?(?:_(\d+))?", name):
+            value = self.netlist.values[int(found[3])]
+            text = ("next: " if found[1] else "") + value.name
+            text += f", from bit {WORD * int(found[4])} on" if int(found[4] or 0) else ""
+            if found[2] == "q":
+                return " " + comment(f"seen of {text}, lane {found[5]}")
+        elif found := re.fullmatch(r"m(\d+)", name):
+            value = self.memories[int(found[1])]
+            text = f"{value.name}, {value.depth} rows of {value.width} bits"
+        else:
+            return ""
+        lanes = self.netlist.contexts[value.context].lanes
+        return " " + comment(text + (f", {lanes} lanes" if value.context else ""))
 
     def _initial(self):
         """C that gives registers and memories their first contents."""
@@ -617,7 +640,10 @@ class Emitter:
             "void step(struct state *s, u64 cycles) {",
             "    while (cycles--) { early(s); late(s); }", "}", "",
             "static const struct { const char *name; size_t offset; } members[] = {",
-            *(f'    {{"{name}", offsetof(struct state, {name})}},' for name in self.members),
+            *(
+                f'    {{"{name}", offsetof(struct state, {name})}},'
+                for name in ("cycles", "flip", *self.members)
+            ),
             "};", "size_t member_count(void) { return sizeof members / sizeof *members; }",
             "const char *member_name(size_t i) { return members[i].name; }",
             "size_t member_offset(size_t i) { return members[i].offset; }", "",

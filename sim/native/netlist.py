@@ -22,6 +22,7 @@ __all__ = [
     "Unsupported",
     "Value",
     "flatten",
+    "natural",
 ]
 
 CONST0, CONST1 = -1, -2
@@ -124,6 +125,8 @@ class Context:
     memories: list = field(default_factory=list)
     paths: list = field(default_factory=list)
     """Path of each lane in the hierarchy."""
+    scopes: list = field(default_factory=list)
+    """Instances in it: path, module, and the bits of each name; in a group, of the module's."""
 
 
 @dataclass(eq=False)
@@ -137,6 +140,10 @@ class Group(Context):
         Bits of the surroundings.
     port : :class:`Value`
         Of the inputs.
+    labels : list of :class:`str`
+        Names of the inputs.
+    kinds : list of :class:`str`
+        Module of each lane; all are equal but for names.
     """
 
     inputs: list = field(default_factory=list)
@@ -144,6 +151,8 @@ class Group(Context):
     columns: dict = field(default_factory=dict)
     own: dict = field(default_factory=dict)
     port: object = None
+    kinds: list = field(default_factory=list)
+    labels: list = field(default_factory=list)
 
 
 @dataclass(eq=False)
@@ -152,7 +161,9 @@ class Netlist:
 
     ``value_of``, ``offset_of`` and ``lane_of`` say for each bit what it is: index of a value, which
     of its bits, of which lane. ``outputs`` maps the top's outputs to bits; ``externs`` are
-    instances of modules that were not given.
+    instances of modules that were not given. ``undriven`` are bits that nothing drives, ``clock``
+    is the input that clocks everything, ``modules`` what the netlist was made of, and ``shared``
+    says for each module how equal modules number its bits.
     """
 
     contexts: list
@@ -163,6 +174,10 @@ class Netlist:
     inputs: dict
     outputs: dict
     externs: list
+    undriven: set
+    clock: Value | None
+    modules: dict
+    shared: dict
 
     def asked(self, context):
         """Lists of the bits that a context's memories, and the externs, look at."""
@@ -186,11 +201,22 @@ def _number(text):
 
 
 def _source(cell):
-    return cell.get("attributes", {}).get("src", "")
+    return cell.get("attributes", {}).get("src", "").partition("|")[0]
 
 
-def _natural(item):
-    """Of names that Yosys counts up: 999 before 1000."""
+def _told(where, module, cell):
+    """Where a cell is, what it drives, and where in the source that is: for messages."""
+    source, found = _source(cell), ""
+    driven = {bit for port in ("Q", "Y") for bit in cell["connections"].get(port, ())}
+    for label, net in sorted(module["netnames"].items()):
+        if not net.get("hide_name") and driven.intersection(net["bits"]):
+            found = found or f" ({label})"
+            source = source or _source(net)
+    return f"{where}{found} {source}"
+
+
+def natural(item):
+    """Key of names that Yosys counts up: 999 before 1000."""
     return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", item[0])]
 
 
@@ -208,7 +234,7 @@ def _shape_of(modules, name, kinds, numbers_of):
         ]
 
     parts = []
-    for _, cell in sorted(module["cells"].items(), key=_natural):
+    for _, cell in sorted(module["cells"].items(), key=natural):
         kind, wires = cell["type"], cell["connections"]
         if kind in IGNORED:
             continue
@@ -326,6 +352,7 @@ class _Flattener:
         self.aliases = {}
         self.pending = []
         self.clocks = []  # bits, and who is clocked by them
+        self.clock, self.undriven = None, set()
 
     def bits(self, count):
         """Numbers for ``count`` new bits."""
@@ -372,12 +399,14 @@ class _Flattener:
                 ):
                     if init == "1" and not isinstance(bit, str):
                         inits[bit] = 1
-        labels = {}
-        for label, net in module["netnames"].items():
-            if not net.get("hide_name"):
-                for bit in net["bits"]:
-                    labels.setdefault(bit, label)
-        for label, cell in sorted(module["cells"].items(), key=_natural):
+        labels = self.labels(module)
+        if context.number:
+            context.scopes.append((path, name, numbers))
+        else:
+            nets = [item for item in module["netnames"].items() if not item[1].get("hide_name")]
+            named = {label: np.array(bits(net["bits"]), np.int32) for label, net in nets}
+            context.scopes.append((path, name, named))
+        for label, cell in sorted(module["cells"].items(), key=natural):
             kind, wires = cell["type"], cell["connections"]
             where = f"{path}.{label}"
             if kind in IGNORED:
@@ -393,9 +422,10 @@ class _Flattener:
                 raw = wires[out]
                 init = sum(inits.get(bit, 0) << i for i, bit in enumerate(raw))
                 if kind in CLOCKED:
-                    self.clocks += [(bit, f"{where} {_source(cell)}") for bit in bits(wires["CLK"])]
+                    self.clocks += [(bit, where, module, cell) for bit in bits(wires["CLK"])]
                     if _number(cell["parameters"]["CLK_POLARITY"]) != 1:
-                        raise Unsupported(f"{where} {_source(cell)}: clocked by the falling edge")
+                        told = _told(where, module, cell)
+                        raise Unsupported(f"{told}: clocked by the falling edge")
                 name = next((labels[bit] for bit in raw if bit in labels), label)
                 value = self.value(
                     context, len(raw), "reg" if kind in CLOCKED else "comb", f"{path}.{name}", init
@@ -413,14 +443,28 @@ class _Flattener:
                     )
                 )
             elif kind == "$mem_v2":
-                self.memory(cell, context, bits, where)
+                self.memory(cell, context, bits, where, module)
             elif kind.startswith("$"):
-                raise Unsupported(f"{where} {_source(cell)}: cell {kind} is not supported")
+                told = _told(where, module, cell)
+                raise Unsupported(f"{told}: cell {kind} is not supported")
             else:
                 if context.number:
-                    raise Unsupported(f"{where}: {kind} is not defined and stands in a lane")
+                    raise Unsupported(
+                        f"{where} {_source(cell)}: {kind} is not defined and stands in a lane"
+                    )
                 self.extern(kind, cell, context, bits, where)
         return numbers
+
+    @staticmethod
+    def labels(module):
+        """Names of bits, rather those of the source than those made up, and of whole signals."""
+        labels = {}
+        nets = module["netnames"].items()
+        for label, net in sorted(nets, key=lambda item: ("$" in item[0], "." in item[0])):
+            if not net.get("hide_name"):
+                for bit in net["bits"]:
+                    labels.setdefault(bit, label)
+        return labels
 
     def instance(self, kind, context, wires, path, allow_groups):
         ports, joins = {}, []
@@ -448,7 +492,7 @@ class _Flattener:
 
     def lane(self, kind, wires, path):
         """Make an instance a lane of its group."""
-        module, numbers = self.modules[kind], self.numbers[kind]
+        module, numbers, module_name = self.modules[kind], self.numbers[kind], kind
         kind = self.kind[kind]
         group = self.groups.get(kind)
         if group is None:
@@ -465,6 +509,8 @@ class _Flattener:
             raw = list(dict.fromkeys(raw))
             group.inputs = list(self.bits(len(raw)))
             group.columns = {shared[bit]: i for i, bit in enumerate(raw)}
+            labels = self.labels(self.modules[kind])
+            group.labels = [f"<{kind}>.{labels.get(bit, 'input')}" for bit in raw]
             own = self.module(
                 kind, group, dict(zip(raw, group.inputs, strict=True)), f"<{kind}>", False
             )
@@ -472,6 +518,7 @@ class _Flattener:
         lane = group.lanes
         group.lanes += 1
         group.paths.append(path)
+        group.kinds.append(module_name)
         row, outer = [CONST0] * len(group.inputs), {}
         for name, port in module["ports"].items():
             if port["direction"] == "input":
@@ -490,7 +537,7 @@ class _Flattener:
                     elif inner in numbers:
                         self.pending.append((bit, group, lane, group.own[numbers[inner]]))
 
-    def memory(self, cell, context, bits, path):
+    def memory(self, cell, context, bits, path, module):
         p, wires = cell["parameters"], cell["connections"]
         width, size = _number(p["WIDTH"]), _number(p["SIZE"])
         abits = _number(p["ABITS"])
@@ -507,7 +554,7 @@ class _Flattener:
             raise Unsupported(f"{path} {_source(cell)}: memory with an offset")
         writes, reads = _number(p["WR_PORTS"]), _number(p["RD_PORTS"])
         clocks = [bit for i, bit in enumerate(wires["RD_CLK"]) if p["RD_CLK_ENABLE"][-1 - i] == "1"]
-        self.clocks += [(bit, f"{path} {_source(cell)}") for bit in bits(clocks + wires["WR_CLK"])]
+        self.clocks += [(bit, path, module, cell) for bit in bits(clocks + wires["WR_CLK"])]
 
         def flag(parameter, i):
             text = p[parameter]
@@ -588,26 +635,29 @@ class _Flattener:
         self.check_clocks()
         return Netlist(
             self.contexts, self.values, np.array(self.value_of), np.array(self.offset_of),
-            np.array(self.lane_of), inputs, outputs, self.externs,
+            np.array(self.lane_of), inputs, outputs, self.externs, self.undriven, self.clock,
+            self.modules, self.numbers,
         )  # fmt: skip
 
     def check_clocks(self):
         """Everything must be clocked by one input of the top."""
         ports = {group.port.number: group for group in self.groups.values()}
         first = None
-        for bit, where in self.clocks:
+        for bit, where, module, cell in self.clocks:
             group = ports.get(self.value_of[bit]) if bit >= 0 else None
             seen = {bit} if group is None else set(group.binding[:, self.offset_of[bit]].tolist())
             for source in seen:
                 value = self.value_of[source] if source >= 0 else source
                 clock = value, self.offset_of[source]
                 if value < 0 or self.values[value].kind != "input":
-                    raise Unsupported(f"{where}: not clocked by an input of the top")
+                    told = _told(where, module, cell)
+                    raise Unsupported(f"{told}: not clocked by an input of the top")
                 if first is None:
-                    first = clock
+                    first, self.clock = clock, self.values[value]
                 if clock != first:
+                    told = _told(where, module, cell)
                     raise Unsupported(
-                        f"{where}: a second clock, {self.values[value].name}; the first is "
+                        f"{told}: a second clock, {self.values[value].name}; the first is "
                         f"{self.values[first[0]].name}, and there may be only one"
                     )
 
@@ -635,6 +685,7 @@ class _Flattener:
                 self.lane_of[bit] = lane
             else:
                 self.aliases[bit] = CONST0
+                self.undriven.add(bit)
         for bit in list(self.aliases):
             path = []
             end = bit
@@ -655,6 +706,7 @@ class _Flattener:
         for bit, value in enumerate(self.value_of):
             if value == -1 and bit not in owner:
                 self.value_of[bit] = CONST0
+                self.undriven.add(bit)
         for group in self.groups.values():
             group.port = self.value(group, len(group.inputs), "port", f"<{group.name}>")
             self.drive(group.inputs, group.port)

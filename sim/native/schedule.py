@@ -92,9 +92,8 @@ def _fields(netlist, group):
         own = np.nonzero(netlist.value_of == port.number)[0]
         by_offset = own[np.argsort(netlist.offset_of[own])]
         for low, high in pairwise(cuts):
-            value = Value(
-                len(netlist.values), group.number, high - low, "field", f"{port.name}[{low}]"
-            )
+            name = group.labels[low]
+            value = Value(len(netlist.values), group.number, high - low, "field", name)
             netlist.values.append(value)
             for i, bit in enumerate(by_offset[low:high]):
                 netlist.value_of[bit], netlist.offset_of[bit] = value.number, i

@@ -52,19 +52,19 @@ class RandomLogic(wiring.Component):
     def elaborate(self, platform):
         m, rng = Module(), random.Random(self.seed + 1)
         pool = [self.i0, self.i1, self.i2]
-        for _ in range(self.cells):
-            value = expression(rng, pool)
+        for number in range(self.cells):
+            value, name = expression(rng, pool), f"made{number}"
             if not len(value):
                 continue
             width = min(len(value), max(self.widths))
             shape = signed(width) if rng.random() < 0.3 else width
             if rng.random() < 0.35:
-                made = Signal(width, init=rng.getrandbits(width))
+                made = Signal(width, init=rng.getrandbits(width), name=name)
                 enable = rng.choice(pool).any() if rng.random() < 0.5 else Const(1)
                 with m.If(enable):
                     m.d.sync += made.eq(value)
             else:
-                made = Signal(shape)
+                made = Signal(shape, name=name)
                 m.d.comb += made.eq(value)
                 if rng.random() < 0.3:
                     chosen = rng.choice(pool)[:4]
