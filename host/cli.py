@@ -63,6 +63,37 @@ DtypeOption = Annotated[
 HbmOption = Annotated[
     int | None, typer.Option("--hbm-mib", help="Size of HBM in MiB.", min=1, max=1 << 20)
 ]
+KeepOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--keep", help="Folder for the C that simulates the core, with its names; takes native."
+    ),
+]
+WavesOption = Annotated[
+    Path | None, typer.Option("--waves", help="Write waveforms to this .vcd file; takes native.")
+]
+WavesSignalsOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--waves-signals",
+        help="Signals of the waveforms, such as pe_queue.* or control.*.issued; repeatable. "
+        "(default: all, which is much)",
+    ),
+]
+WavesWindowOption = Annotated[
+    str | None,
+    typer.Option(
+        "--waves-window",
+        help="Cycles of the waveforms, such as 1000:2000 or 1000:, counted from the start of the "
+        "simulation; the rest runs at full speed. (default: all)",
+    ),
+]
+WavesLaneOption = Annotated[
+    int | None,
+    typer.Option(
+        "--waves-lane", help="Of parts that there are many of only this one, from 0.", min=0
+    ),
+]
 
 
 def _out():
@@ -216,15 +247,53 @@ def _backend(name):
     return name
 
 
-def _open(config, backend, hbm_mib, bar):
+def _open(config, backend, hbm_mib, bar, keep=None, waves=None):
     from .device import open_device
 
+    if backend == "auto" and (keep is not None or waves is not None):
+        backend = "native"
     hbm = None if hbm_mib is None else hbm_mib << 20
     device = open_device(
-        config, backend, hbm=hbm, progress=bar if bar.shown else None, on_build=bar.building
+        config,
+        backend,
+        hbm=hbm,
+        progress=bar if bar.shown else None,
+        on_build=bar.building,
+        keep=keep,
     )
     bar.say("compiling")
     return device
+
+
+def _waves_wanted(path, signals, window, lane):
+    """What the options of waveforms say, or None."""
+    from .files import check_writable
+
+    if path is None:
+        for option, value in (("signals", signals), ("window", window), ("lane", lane)):
+            if value is not None:
+                raise UsageError(f"--waves-{option} says what --waves FILE is to write: give both")
+        return None
+    check_writable(path)
+    found = re.fullmatch(r"(\d*):(\d*)", window or ":")
+    if not found:
+        raise typer.BadParameter(
+            f"{window!r} is not of the form FIRST:END, such as 1000:2000 or 1000:",
+            param_hint="--waves-window",
+        )
+    first, end = (int(text) if text else None for text in found.groups())
+    return {"path": path, "signals": signals or "*", "lane": lane, "first": first, "end": end}
+
+
+def _waves(dev, wanted):
+    """Where what runs leaves its waveforms, if it is to."""
+    if wanted is None:
+        return contextlib.nullcontext()
+    start = max(wanted["first"] or 0, dev.cycles or 0)  # opening the device has taken a few
+    cycles = None if wanted["end"] is None else wanted["end"] - start
+    return dev.waves(
+        wanted["path"], wanted["signals"], start=start, cycles=cycles, lane=wanted["lane"]
+    )
 
 
 # Commands -----------------------------------------------------------------------------------------
@@ -243,6 +312,11 @@ def matmul(
         bool, typer.Option("--check/--no-check", help="Compare with a binary64 product.")
     ] = True,
     hbm_mib: HbmOption = None,
+    keep: KeepOption = None,
+    waves: WavesOption = None,
+    waves_signals: WavesSignalsOption = None,
+    waves_window: WavesWindowOption = None,
+    waves_lane: WavesLaneOption = None,
     as_json: JsonOption = False,
 ):
     """Multiply two matrices (or batches of them, or vectors) on the core."""
@@ -252,10 +326,12 @@ def matmul(
         machine, backend = _config(config), _backend(backend)
         dtype, out_dtype = _dtype(dtype), _dtype(out_dtype, "--out-dtype")
         check_writable(out)
+        wanted = _waves_wanted(waves, waves_signals, waves_window, waves_lane)
         left, right = load_array(a, dtype=dtype), load_array(b, dtype=dtype)
         console = _err()
-        with _Bar(console) as bar, _open(machine, backend, hbm_mib, bar) as dev:
-            product = dev.matmul(left, right, dtype=dtype, out_dtype=out_dtype, check=check)
+        with _Bar(console) as bar, _open(machine, backend, hbm_mib, bar, keep, wanted) as dev:
+            with _waves(dev, wanted):
+                product = dev.matmul(left, right, dtype=dtype, out_dtype=out_dtype, check=check)
             report, reason = dev.last_run, dev.backend_reason
         assert report is not None, "it has run"
         save_array(out, product)
@@ -298,6 +374,11 @@ def run(
     ] = None,
     seed: Annotated[int, typer.Option("--seed", help="Seed of random inputs.", min=0)] = 0,
     hbm_mib: HbmOption = None,
+    keep: KeepOption = None,
+    waves: WavesOption = None,
+    waves_signals: WavesSignalsOption = None,
+    waves_window: WavesWindowOption = None,
+    waves_lane: WavesLaneOption = None,
     as_json: JsonOption = False,
 ):
     """Run an NKI kernel file, unmodified.
@@ -323,11 +404,13 @@ def run(
             check_writable(path)
         if not file.exists():
             raise FileNotFoundError(f"{file}: no such file")
+        wanted = _waves_wanted(waves, waves_signals, waves_window, waves_lane)
         reports = []
         with contextlib.ExitStack() as stack:
             stack.enter_context(nki_is_ours())
             bar = stack.enter_context(_Bar(_err()))
-            dev = stack.enter_context(_open(machine, backend, hbm_mib, bar))
+            dev = stack.enter_context(_open(machine, backend, hbm_mib, bar, keep, wanted))
+            stack.enter_context(_waves(dev, wanted))
             bar.say(f"running {file.name}")
             results = ()
             if inputs or kernel is not None:

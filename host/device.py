@@ -112,7 +112,13 @@ def _as_callback(function, what):
 
 
 def open_device(
-    config: str | CoreConfig = "SMALL", backend="auto", *, hbm=None, progress=None, on_build=None
+    config: str | CoreConfig = "SMALL",
+    backend="auto",
+    *,
+    hbm=None,
+    progress=None,
+    on_build=None,
+    keep=None,
 ):
     """Open a device.
 
@@ -131,17 +137,20 @@ def open_device(
     on_build : callable or ``None``
         Called while the simulator is built with (what is being done, fraction of the whole behind);
         not at all if it was built before.
+    keep : path or ``None``
+        A folder for the C that backend ``native`` is made of: names of signals in comments.
 
     Raises
     ------
     :exc:`UsageError` (a :exc:`ValueError`)
-        If there is no machine or backend of that name, or no such memory.
+        If there is no machine or backend of that name, or no such memory; if a backend other than
+        ``native`` is to keep its code.
     :exc:`ArgumentError` (a :exc:`TypeError`)
         If an argument is of another kind than those above.
     :exc:`ToolMissing`
         If the backend asked for cannot be used here.
     """
-    return Device(config, backend, hbm=hbm, progress=progress, on_build=on_build)
+    return Device(config, backend, hbm=hbm, progress=progress, on_build=on_build, keep=keep)
 
 
 _opened = []  # weak references to devices, in the order in which they were opened
@@ -466,6 +475,7 @@ class Device:
         hbm=None,
         progress=None,
         on_build=None,
+        keep=None,
     ):
         self._runner: Any = None  # what the backend's module starts; None before and after
         _as_callback(on_build, "on_build")
@@ -480,9 +490,10 @@ class Device:
         self._programs = weakref.WeakSet()
         self._matmuls = OrderedDict()  # key: what was compiled; value: LoadedProgram
         self._fault: BaseException | str | None = None
+        self._running = False
         self._count = 0
         self._lock = threading.RLock()
-        self._runner = devices.start(self.backend, self.config, self.hbm, on_build)
+        self._runner = devices.start(self.backend, self.config, self.hbm, on_build, keep)
         _opened.append(weakref.ref(self))
         set_runner(_run_on_last_opened)
 
@@ -694,6 +705,7 @@ class Device:
         queues = loaded._place(addresses)
         runner = self._runner
         began = time.perf_counter()
+        self._running = True
         try:
             counters = runner.run(queues, progress)
         except devices.Fault as fault:
@@ -703,6 +715,8 @@ class Device:
         except BaseException as error:  # Ctrl-C in the middle of a run
             self._fault = error if str(error) else type(error).__name__
             raise
+        finally:
+            self._running = False
         wall_s = time.perf_counter() - began
         self.last_run = RunReport.of_run(
             self.config,
@@ -976,6 +990,97 @@ class Device:
 
         operands = TensorSpec(a_shape, fmts[0]), TensorSpec(b_shape, fmts[1])
         return self.load(matmul.compile(self.config, *operands, out_dtype=out_fmt))
+
+    # Checkpoints and waveforms --------------------------------------------------------------------
+
+    @property
+    def cycles(self):
+        """Clock cycles that the hardware has been simulated for, or ``None`` where there are none.
+
+        Accesses to its registers are among them.
+        """
+        self._check_open()
+        return self._runner.machine.cycles if self._runner.has_cycles else None
+
+    def _able(self, name, what):
+        """A function of the backend that not all have."""
+        self._check_open()
+        if not hasattr(self._runner, name):
+            raise UsageError(f"backend {self.backend} cannot {what}; backend native can")
+        return getattr(self._runner, name)
+
+    def save(self, path):
+        """Write the complete state of the hardware to a file: registers, memories, HBM.
+
+        The file is there whole or not at all, and HBM that holds zeros takes no room in it. It may
+        be written while a program runs, by ``progress`` or after an interrupt.
+
+        Raises
+        ------
+        :exc:`UsageError`
+            On a backend other than ``native``.
+        """
+        with self._lock:
+            note = "it was saved while a program ran" if self._running else None
+            if self._fault is not None:
+                note = str(self._fault)
+            self._able("save", "save its state")(path, {"fault": note})
+
+    def restore(self, path):
+        """Take on the state that :meth:`save` wrote, here or in another process.
+
+        This is about the hardware alone: tensors and programs of this device stay what and where
+        they are. A tensor then holds what HBM held at its address when the file was written: the
+        same as then if this process has allocated the same in the same order. Programs are written
+        to HBM again before they run. If a program was running, or had failed, the device must be
+        :meth:`reset` before the next one.
+
+        Raises
+        ------
+        :exc:`FileFormatError` (a :exc:`ValueError`)
+            If the file is no checkpoint, is damaged, or is of another machine, HBM or version; the
+            message names what differs, and nothing has changed.
+        :exc:`UsageError`
+            On a backend other than ``native``, while a program runs, or while waveforms are
+            recorded.
+        """
+        with self._lock:
+            restore = self._able("restore", "restore a state")
+            if self._running:
+                raise UsageError("a program is running: its state cannot be replaced")
+            note = restore(path)
+            for program in self._programs:
+                program._linked = None
+            self._fault = note["fault"]
+
+    @contextlib.contextmanager
+    def waves(self, path, signals="*", *, start=None, cycles=None, lane=None):
+        """Write waveforms (VCD) of what runs in a ``with`` block.
+
+        Parameters
+        ----------
+        path : path
+            The file is complete when the block ends, also when it ends with an error.
+        signals : :class:`str` or sequence of them
+            Full names such as ``sim_top.core.pe_queue.fetched`` or their ends, cut at a dot;
+            ``*``, ``?`` and ``[...]`` are as for files, and ``*`` matches dots too:
+            ``pe_queue.*`` is all that is in the queue.
+        start : :class:`int`, optional
+            First cycle, counted as :attr:`cycles`; the present one if not given.
+        cycles : :class:`int`, optional
+            How many from there on; all if not given. The rest runs at full speed.
+        lane : :class:`int`, optional
+            Of parts that there are many of, such as processing elements, only this one.
+
+        Raises
+        ------
+        :exc:`UsageError`
+            If a name matches nothing (the message lists those that are near), if the window lies in
+            the past or has not come, or on a backend other than ``native``.
+        """
+        record = self._able("record", "write waveforms")
+        with record(path, signals, start, cycles, lane):
+            yield self
 
     # Looking inside -------------------------------------------------------------------------------
 

@@ -15,6 +15,9 @@ member                           meaning
                                  Raises :exc:`Fault`
 ``reset()``                      stop everything; memories keep their contents
 ``sbuf()``, ``psum()``           ``[partitions, bytes]``, copies
+``save(path, note)``             the complete state in a file, with a note of the host; optional
+``restore(path)``                take on that state; the note. Optional
+``record(path, ...)``            waveforms of what passes in a block. Optional
 ``close()``                      let go of everything
 ===============================  =================================================================
 
@@ -128,6 +131,16 @@ def default_hbm(name, config):
     return HbmConfig(size_bytes=1 << 26 if config.rows < 64 else 1 << 28)
 
 
-def start(name, config, hbm, on_build=None):
-    """Build and start backend ``name``."""
-    return _module(name).start(config, hbm, on_build)
+def start(name, config, hbm, on_build=None, keep=None):
+    """Build and start backend ``name``; ``keep`` is a folder for the code that it is made of.
+
+    Raises
+    ------
+    :exc:`UsageError`
+        If there is no code to keep.
+    """
+    if keep is None:
+        return _module(name).start(config, hbm, on_build)
+    if name != "native":
+        raise UsageError(f"keep={str(keep)!r}: backend {name} keeps no code; native does")
+    return _module(name).start(config, hbm, on_build, keep)

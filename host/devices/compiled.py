@@ -1,6 +1,7 @@
 """Run the hardware as a library that a compiler made."""
 
 from ...sim import toolchain
+from ...sim.native.netlist import Unsupported
 from ..errors import MakaluError, ToolMissing
 from .registers import RegisterRunner
 
@@ -17,11 +18,15 @@ def missing_tool(*finders):
     return None
 
 
-def start_compiled(machine, config, hbm, on_build):
+def start_compiled(machine, config, hbm, on_build, **options):
     """A compiled core with its HBM; built once per configuration, then taken from the cache."""
     try:
-        return RegisterRunner(machine(config, hbm, progress=on_build))
+        return RegisterRunner(machine(config, hbm, progress=on_build, **options))
     except toolchain.ToolMissing as error:
         raise ToolMissing(f"backend {machine.name}: {error}") from None
+    except Unsupported as error:
+        raise MakaluError(
+            f"backend {machine.name} cannot simulate this hardware: {error}"
+        ) from None
     except toolchain.BuildError as error:
         raise MakaluError(f"backend {machine.name} could not be built: {error}") from None

@@ -12,8 +12,8 @@ def missing(config):
     return missing_tool(toolchain.find_clang_cc)
 
 
-def start(config, hbm, on_build=None):
-    """See :func:`~.compiled.start_compiled`."""
+def start(config, hbm, on_build=None, keep=None):
+    """See :func:`~.compiled.start_compiled`; ``keep`` is a folder for the C."""
     from ...sim.backends.native import NativeMachine
 
-    return start_compiled(NativeMachine, config, hbm, on_build)
+    return start_compiled(NativeMachine, config, hbm, on_build, keep=keep)

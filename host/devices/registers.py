@@ -5,6 +5,7 @@ A machine is what steps the hardware: ``hbm_read``, ``hbm_write``, ``reg_read``,
 :mod:`...rtl.arch.registers` are used to control it.
 """
 
+import contextlib
 import time
 
 from ...rtl.arch.config import AXI_ADDR_BITS
@@ -19,7 +20,9 @@ from ...rtl.arch.registers import (
     counter_address,
     queue_register,
 )
-from ..errors import MakaluError
+from ...sim.native.checkpoint import CheckpointError
+from ...sim.native.signals import UnknownSignal, WindowError
+from ..errors import FileFormatError, MakaluError, UsageError
 from . import Fault, QueueState
 
 __all__ = ["RegisterRunner"]
@@ -117,6 +120,37 @@ class RegisterRunner:
     def psum(self):
         """PSUM, a copy."""
         return self.machine.psum_read()
+
+    def save(self, path, note):
+        """Write the complete state to a file, with a note of the host."""
+        self._able("save", "save its state")(path, note)
+
+    def restore(self, path):
+        """Take on the state in a file; the note."""
+        restore = self._able("restore", "restore a state")
+        try:
+            return restore(path)
+        except CheckpointError as error:
+            raise FileFormatError(str(error)) from None
+        except RuntimeError as error:  # waveforms are being recorded
+            raise UsageError(str(error)) from None
+
+    @contextlib.contextmanager
+    def record(self, path, signals, start, cycles, lane):
+        """Write waveforms of what passes in a block."""
+        record = self._able("record", "write waveforms")
+        try:
+            recording = record(path, signals, start=start, cycles=cycles, lane=lane)
+            with recording:
+                yield
+        except (UnknownSignal, WindowError) as error:
+            raise UsageError(str(error)) from None
+
+    def _able(self, name, what):
+        """A function that not all machines have."""
+        if not hasattr(self.machine, name):
+            raise UsageError(f"backend {self.name} cannot {what}; backend native can")
+        return getattr(self.machine, name)
 
     def close(self):
         """Let go of the machine."""

@@ -25,7 +25,7 @@ def any_dev(request, monkeypatch):
         from makalu.host.devices.registers import RegisterRunner
 
         monkeypatch.setattr(
-            devices, "start", lambda name, config, hbm, on_build: RegisterRunner(
+            devices, "start", lambda name, config, hbm, *_: RegisterRunner(
                 FakeMachine(config, hbm)
             )
         )  # fmt: skip
