@@ -14,13 +14,14 @@ from makalu.rtl.arch.formats import (
     FP8_E5M2,
     FP16,
     FP32,
+    INT8,
     MATMUL_FORMATS,
     TF32,
 )
 from makalu.rtl.arch.isa import Half
 from makalu.rtl.arith.operand import OPERAND_CYCLES, Kind, OperandConverter, void
 
-from .exact import INF, NAN, NUMBER, VOID, operand_value, unpack_operand
+from .exact import INF, NAN, NUMBER, VOID, operand_value, pack_operand, unpack_operand
 from .support import assert_equal_bits, run_vectors
 
 NARROW = (BF16, FP16, FP8_E4M3, FP8_E4M3FN, FP8_E5M2, FP8_E3M4)
@@ -200,3 +201,43 @@ def test_latency_and_state_after_reset():
     assert seen[0] == (Kind.VOID, 0)
     number = [(Kind.NUMBER, cycle) for cycle in range(3)]
     assert seen[OPERAND_CYCLES:] == [*number, (Kind.VOID, 0)]
+
+
+WHOLE, HI, LO = Half.WHOLE, Half.HI, Half.LO
+A_FEW = [  # format, half, raw, then significand, exponent, sign, kind
+    (BF16, WHOLE, 0x3F80, 0x800, 0, 0, NUMBER), (BF16, WHOLE, 0x8000, 0, 0, 1, NUMBER),
+    (BF16, WHOLE, 0x0001, 0x800, -133, 0, NUMBER), (FP16, WHOLE, 1, 0x800, -24, 0, NUMBER),
+    (FP16, WHOLE, 0x03FF, 0xFFC, -15, 0, NUMBER), (FP16, WHOLE, 0xBC01, 0x802, 0, 1, NUMBER),
+    (FP16, WHOLE, 0xFC00, 0x800, 0, 1, INF), (FP16, WHOLE, 0xFC01, 0x800, 0, 0, NAN),
+    (FP8_E4M3FN, WHOLE, 0x7E, 0xE00, 8, 0, NUMBER), (FP8_E4M3FN, WHOLE, 0x7F, 0x800, 0, 0, NAN),
+    (TF32, WHOLE, 0x3F801000, 0x800, 0, 0, NUMBER), (TF32, WHOLE, 0x3F803000, 0x804, 0, 0, NUMBER),
+    (TF32, WHOLE, 0x3F801001, 0x802, 0, 0, NUMBER), (TF32, WHOLE, 0x7F7FFFFF, 0x800, 0, 0, INF),
+    (FP32, WHOLE, 0x3F803000, 0x804, 0, 0, NUMBER), (TF32, WHOLE, 0x7F800001, 0x800, 0, 0, NAN),
+    (FP32, HI, 0x3F800FFF, 0x800, 0, 0, NUMBER), (FP32, LO, 0x3F800001, 0x800, -23, 0, NUMBER),
+    (FP32, LO, 0x3F800FFF, 0xFFF, -12, 0, NUMBER), (FP32, LO, 0xBF800C00, 0xC00, -12, 1, NUMBER),
+    (FP32, LO, 0x3F801000, 0, 0, 0, VOID), (FP32, LO, 0x7F800001, 0, 0, 0, VOID),
+    (FP32, LO, 0x00000001, 0x800, -149, 0, NUMBER), (BF16, LO, 0x3F81, 0, 0, 0, VOID),
+    (INT8, WHOLE, 1, 0, 0, 0, VOID),
+]  # fmt: skip
+
+
+def test_a_few_elements_of_every_kind():
+    """In Amaranth's simulator; the other tests compile the converter."""
+    dut = OperandConverter()
+
+    async def bench(ctx):
+        for fmt, half, raw, *fields in A_FEW:
+            for valid in (0, 1):
+                ctx.set(dut.raw, raw)
+                ctx.set(dut.dtype, fmt.code)
+                ctx.set(dut.half, half)
+                ctx.set(dut.valid, valid)
+                await ctx.tick().repeat(OPERAND_CYCLES)
+                want = pack_operand(*(fields if valid else (0, 0, 0, VOID)))
+                got = ctx.get(dut.operand.as_value())
+                assert got == int(want), f"{fmt.name} {half!r} {raw:#x}: {got:#x}, not {want:#x}"
+
+    sim = Simulator(dut)
+    sim.add_clock(1e-6)
+    sim.add_testbench(bench)
+    sim.run()

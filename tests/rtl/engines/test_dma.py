@@ -206,6 +206,7 @@ class Sbuf:
                 for i, (partition, offset) in enumerate(places):
                     if beat["strobe"] >> i & 1:
                         assert offset < self.config.sbuf_bytes
+                        assert partition < self.config.partitions
                         self.memory[partition, offset] = beat["data"] >> 8 * i & 0xFF
             else:
                 answer = 0
@@ -388,7 +389,7 @@ class Bench:
             if member.flow == Out
         )
         before = None
-        offered = None
+        offered, updating, drained_for = None, 0, 0
         quiet_for = 0
         while True:
             if self.probe:
@@ -408,6 +409,10 @@ class Bench:
                 kind: raw(stream.p) if flag[f"sbuf_{kind}.valid"] else None
                 for kind, stream in streams.items()
             }
+            if self.halt_at is not None and now > self.halt_at + 6 and not self.sbuf.pause:
+                assert not any(beats.values()), "an SBUF beat after the halt"
+                assert not flag["arvalid"], "a read after the halt"
+                assert not flag["awvalid"], "a write after the halt"
             ready, answer = self.sbuf.cycle(beats)
             for kind in streams:
                 put(f"sbuf_{kind}.ready", ready[kind])
@@ -419,6 +424,11 @@ class Bench:
                 put("axi.bresp", self.idle(2))
             ready = not (self.update_pause and self.rng.random() < self.update_pause)
             put("update.ready", ready)
+            if flag["update.valid"]:
+                assert flag["busy"], "not busy, although an update waits"
+                if self.halt_at is not None and now > self.halt_at + 4:
+                    assert updating, "an update after the halt"
+            updating = flag["update.valid"]
             if flag["update.valid"] and ready:
                 self.updates.append(tuple(raw(dut.update.p).values()))
             if ctx.get(dut.events.as_value()):
@@ -443,8 +453,9 @@ class Bench:
 
             if self.halt_at is not None and now >= self.halt_at:
                 put("halt", 1)
-                if now > self.halt_at + 1 and flag["drained"]:
-                    assert bus.quiet, "drained, but the bus is not"
+                drained_for = drained_for + 1 if now > self.halt_at + 1 and flag["drained"] else 0
+                assert bus.quiet or not drained_for, "drained, but the bus is not"
+                if drained_for > 12:
                     self.halt_at = offered = None
                     if self.after is None:
                         return
@@ -804,6 +815,33 @@ def test_a_full_queue_does_not_hold_up_the_others(small):
     assert small.updates.index(small.expected[-1][-1]) < 5
 
 
+def test_a_store_reads_no_more_than_there_is_room_for(tiny):
+    """SBUF is fast, HBM is slow."""
+    tiny.start(latency=20)
+    tiny.bus.pause = 0.9
+    length = 6 * TINY.dma_burst_bytes
+    tiny.job(0, [Descriptor(0, sbuf(TINY, 1, 3, (1, length)), hbm(0x105, (1, length)))])
+    tiny.check()
+
+
+def test_plans_wait_for_the_unit_that_carries_them_out(tiny):
+    """More loads at once than the reader and its buffer take."""
+    tiny.start(latency=100)
+    for i in range(8):
+        source = hbm(0x800 * i + 3, (1, 2000))
+        tiny.job(i % 4, [Descriptor(0, source, sbuf(TINY, i % 4, i, (1, 2000)))])
+    tiny.check()
+
+
+def test_jobs_wait_while_their_queue_is_full(tiny):
+    """More than wait in a queue, its slots and its planner together."""
+    tiny.start(latency=150)
+    for i in range(24):
+        tiny.job(1, [Descriptor(0, hbm(0x40 * i, (1, 8)), sbuf(TINY, i % 4, 8 * i, (1, 8)))])
+    tiny.check()
+    assert len(tiny.updates) == 24
+
+
 # Errors -------------------------------------------------------------------------------------------
 
 
@@ -841,6 +879,10 @@ BAD = {
     "dst_step_mixed": (patched(GOOD, "dst_step1", STRIDE + 2), "dst_step1"),
     "dst_step_mixed_back": (patched(GOOD, "dst_step0", (1 << 32) - STRIDE - 2), "dst_step0"),
     "dst_beyond_partitions": (patched(GOOD, "dst_step1", 2 * STRIDE), "dst_address"),
+    "dst_one_partition_too_many": (
+        Descriptor(1, GOOD.src, sbuf(TINY, 2, 64, (2, 8), (STRIDE, 3))).encode(),
+        "dst_address",
+    ),
     "dst_before_partitions": (patched(GOOD, "dst_step1", (1 << 32) - STRIDE), "dst_address"),
     "dst_beyond_bytes": (patched(GOOD, "dst_step1", 1024), "dst_address"),
     "dst_before_bytes": (patched(GOOD, "dst_step1", (1 << 32) - 64), "dst_address"),
@@ -872,6 +914,20 @@ def test_a_bad_descriptor_moves_nothing_and_is_named(tiny, case):
         "address": bad,
     }
     assert len(tiny.updates) == 1
+
+
+def test_a_bad_descriptor_is_reported_after_the_loads_before_it(tiny):
+    """They overlap, so it has been looked at long before they are complete."""
+    tiny.start(latency=60)
+    loads = [Descriptor(0, hbm(0x800 * i, (1, 900)), sbuf(TINY, i, 1, (1, 900))) for i in range(2)]
+    table = tiny.job(0, [*loads, patched(GOOD, "kind", 0xD0)])
+    wanted = tiny.model(upto=2)
+    tiny.run()
+    tiny.compare(wanted)
+    assert (tiny.error["code"], tiny.error["pc"]) == (
+        ErrorCode.BAD_DESCRIPTOR,
+        table + 2 * DESCRIPTOR_BYTES,
+    )
 
 
 def test_bits_beyond_the_last_field_are_refused(tiny):
@@ -1089,12 +1145,14 @@ def test_every_beat_of_sbuf_is_an_event(tiny):
     assert tiny.events["read_bytes"] == tiny.events["write_bytes"] == 0
 
 
-def test_an_unreadable_descriptor_is_a_bus_error_after_those_before_it(tiny):
+@pytest.mark.parametrize("word", [0, 7, 15])
+def test_an_unreadable_descriptor_is_a_bus_error_after_those_before_it(tiny, word):
     tiny.start(latency=30)
     first = Descriptor(0, hbm(0x10, (1, 900)), sbuf(TINY, 0, 1, (1, 900)))
     tiny.job(0, [first])
     table = tiny.job(0, [first, STORE, GOOD])
-    tiny.bus.bad_reads.append((table + 2 * DESCRIPTOR_BYTES + 120, table + 3 * DESCRIPTOR_BYTES))
+    unreadable = table + 2 * DESCRIPTOR_BYTES + 8 * word
+    tiny.bus.bad_reads.append((unreadable, unreadable + 8))
     wanted = tiny.model(upto=3)
     tiny.run()
     tiny.compare(wanted)
@@ -1146,6 +1204,27 @@ def test_an_error_anywhere_stops_cleanly(tiny, seed, share):
 
 
 # Halt and reset -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("direction", ["store", "load"])
+def test_a_halt_before_the_last_answer_leaves_the_job_without_update(tiny, direction):
+    """Halted in every fifth cycle of a job; what is under way ends, and nothing follows it."""
+    here, there = sbuf(TINY, 1, 0, (1, 256)), hbm(0x1000, (1, 256))
+    sides = (here, there) if direction == "store" else (there, here)
+
+    def job():
+        tiny.start(latency=60)
+        tiny.job(0, [Descriptor(0, *sides)])
+
+    job()
+    tiny.check()
+    end = tiny.now
+    halted = 0
+    for halt_at in range(10, end, 5):
+        job()
+        tiny.run(halt_at=halt_at)
+        halted += not tiny.updates
+    assert halted > 20
 
 
 @pytest.mark.parametrize("halt_at", [3, 60, 83, 97, 110, 131, 160, 222, 300])

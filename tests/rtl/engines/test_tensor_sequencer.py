@@ -31,6 +31,7 @@ class Run:
         self.taken = []  # instructions
         self.columns = []  # (cycle, byte address)
         self.beats = []  # (cycle, word, offsets by lane)
+        self.new_words = 0  # beats for which SBUF reads
         self.controls = []  # (mask, quad) of each beat, when its data come
         self.psum = []  # (cycle, bank, word)
         self.arrivals = []  # moving elements, by control, minus the latency of the data
@@ -113,6 +114,7 @@ class Bench:
                 word, new = ctx.get(dut.weights.word), ctx.get(dut.weights.new)
                 ready = not (new and word & 1 == moving_bank) and not (refuse and refuse(cycle))
                 if ready:
+                    run.new_words += new
                     offsets = [ctx.get(dut.weights.offsets[lane]) for lane in range(4)]
                     run.beats.append((cycle, word, offsets))
             ctx.set(dut.weights.ready, ready)
@@ -293,6 +295,16 @@ def test_strided_weights_of_one_word_come_together():
     assert len(run.beats) == 128
     run = bench(TRN).run([load(TRN, 128, offset=2)])
     assert len(run.beats) == 32 + 16  # a quad that straddles two words takes two
+
+
+@pytest.mark.parametrize(
+    ("fmt", "words"), [(FP8_E4M3, 1), (BF16, 2), (FP32, 4)], ids=["bytes", "halves", "words"]
+)
+def test_weights_of_one_word_are_read_once(fmt, words):
+    loads = [load(SMALL, 16, fmt), load(SMALL, 16, fmt)]
+    run = bench(SMALL).run(loads)
+    assert len(run.beats) == 8
+    assert run.new_words == 2 * words  # a load begins with a read, whatever was read before
 
 
 @pytest.mark.parametrize("fmt", [FP8_E4M3, BF16, FP32], ids=lambda fmt: fmt.name)

@@ -491,6 +491,14 @@ def test_an_instruction_reads_what_the_update_before_it_announced(rng):
     bench.run(body)
 
 
+@pytest.mark.parametrize("offset", [0, 4, 12, CONFIG.sbuf_bytes - 4])
+def test_an_element_may_be_the_last_of_all_in_any_word(offset, rng):
+    """Nothing comes after it that would complete its word."""
+    Bench(CONFIG, rng).execute([Memset(dst=line(FP32, offset, 1), value=1, update=update())])
+    down = line(FP32, offset % 512 + 16, 5, step=-1) if offset < 16 else line(FP32, offset, 1)
+    Bench(CONFIG, rng).execute([Memset(dst=down, value=2), Memset(dst=down, value=3)])
+
+
 @pytest.mark.parametrize("zero", ["first-count", "last-count", "partitions"])
 def test_nothing_to_do_completes_with_its_update(zero, rng):
     bench = Bench(CONFIG, rng)
