@@ -57,12 +57,12 @@ def drive(simulation, rng, cycles, change=0.3):
 @pytest.mark.parametrize("name", DESIGNS)
 def test_a_run_goes_on_from_the_file(tmp_path, seed, name):
     (folder := tmp_path / "model").mkdir()
-    simulation = build(DESIGNS[name](seed), folder)
+    simulation = build(DESIGNS[name](seed), folder, threads=2, flags=("-O1", "-DWORTH=0"))
     drive(simulation, random.Random(seed), 50)
     simulation.save(tmp_path / "at51")
     wanted = drive(simulation, random.Random(seed + 1), 60)
     assert any(seen != wanted[0][0] for seen in wanted[0])
-    other = Simulation(simulation.model)
+    other = Simulation(simulation.model, 1)
     for _ in range(2):
         for again in (other, simulation):
             again.restore(tmp_path / "at51")

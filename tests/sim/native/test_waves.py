@@ -119,12 +119,14 @@ def test_every_signal_of_random_logic(tmp_path, seed, number):
     lockstep(lambda: RandomLogic(400 * seed + number, WIDTHS[number % 3], 30), tmp_path, seed=seed)
 
 
-def test_every_signal_of_rows_of_lanes(tmp_path, seed):
+@pytest.mark.parametrize("threads", [1, 2])
+def test_every_signal_of_rows_of_lanes(tmp_path, seed, threads):
     """Split words of 70 bits among them, memories and signals that only lanes have."""
     (tmp_path / "model").mkdir()
     found, _ = lockstep(
-        lambda: Grid(10, 4, [None, 0, 1, 2, None, 4, 5, 6, 7, 8]), tmp_path, seed=seed
-    )
+        lambda: Grid(10, 4, [None, 0, 1, 2, None, 4, 5, 6, 7, 8]), tmp_path, seed=seed,
+        threads=threads, flags=("-O1", "-DWORTH=0"),
+    )  # fmt: skip
     names = ("a", "b", "count", "sum", "wide", "soon")
     assert {f"top.row{i}.part{k}.{n}" for i in range(10) for k in range(4) for n in names} <= {
         *found
