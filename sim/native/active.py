@@ -198,13 +198,25 @@ class Rest:
 
     # Writing --------------------------------------------------------------------------------------
 
-    def wake(self, parts):
-        """C that wakes parts."""
+    def _masks(self, parts):
+        """Bits that stand for parts, by word."""
         masks = {}
         for number in parts:
             word, bit = self.place[number]
             masks[word] = masks.get(word, 0) | 1 << bit
-        return " ".join(f"s->dirty[{w}] |= {m:#x}ull;" for w, m in sorted(masks.items()))
+        return masks
+
+    def wake(self, parts):
+        """C that wakes parts."""
+        masks = sorted(self._masks(parts).items())
+        return " ".join(f"s->dirty[{w}] |= {m:#x}ull;" for w, m in masks)
+
+    def noted(self, old, text, parts, woken):
+        """C without a branch that wakes parts if two words differ; they are gathered in locals."""
+        masks = self._masks(parts)
+        woken.update(masks)
+        notes = " ".join(f"w{w} |= {m:#x}ull & d;" for w, m in sorted(masks.items()))
+        return f"{{ const u64 d = 0 - (u64)({old} != {text}); {notes} }}" if masks else ""
 
     def changed(self, place, text, number):
         """C that stores a word of a value, and wakes who reads it if it has changed."""
@@ -256,38 +268,39 @@ class Rest:
 
     def _part(self, number):
         """C of a part."""
-        part, body = self.parts[number], Body(self.e, self.context, f"part{number}")
+        part, body, woken = self.parts[number], Body(self.e, self.context, f"part{number}"), set()
         body.begin([cell.output.number for cell in part.registers])
         for cell in part.cells:
             body.cell(cell)
             v = cell.output.number
             if v in self.kept or v in self.readers:
                 for word in range(len(words(cell.output.width))):
-                    name = self.e.stored(cell.output, word)
-                    body.lines.append(self.changed(f"s->{name}", body.local[v, word], v))
+                    name, text = f"s->{self.e.stored(cell.output, word)}", body.local[v, word]
+                    body.lines.append(self.noted(name, text, self.readers.get(v, ()), woken))
+                    body.lines.append(f"{name} = {text};")
         for cell in part.registers:
-            self._register(body, cell)
+            self._register(body, cell, woken)
         for sink in part.sinks:
             body.sink(*sink)
+        body.lines[:0] = [f"u64 w{w} = 0;" for w in sorted(woken)]
+        body.lines += [f"s->dirty[{w}] |= w{w};" for w in sorted(woken)]
         body.end()
         return body.plain(self.e.actives(part.sinks))
 
-    def _register(self, body, cell):
+    def _register(self, body, cell, woken):
         """C of the next contents of a register."""
         value, v = cell.output, cell.output.number
-        wake = self.wake(self.readers.get(v, ()))
         for word, (text, old, width) in enumerate(body.next(cell)):
             name, new = self.e.stored(value, word), f"n{v}_{word}"
             body.lines.append(f"const {ctype(width)} {new} = {text}; {comment(value.name)}")
             if v not in self.copied:
-                then = f" if ({new} != {old}) {{ {wake} }}" if wake else ""
-                body.lines.append(f"s->{name} = {new};{then}")
+                body.lines.append(self.noted(old, new, self.readers.get(v, ()), woken))
+                body.lines.append(f"s->{name} = {new};")
                 continue
             self.e.member(f"n{name}", ctype(width), 0)
             at, bit = self._copy(v)
-            body.lines.append(
-                f"if ({new} != {old}) {{ s->n{name} = {new}; s->dirty[{at}] |= {1 << bit:#x}ull; }}"
-            )
+            woken.add(at)
+            body.lines.append(f"s->n{name} = {new}; w{at} |= (u64)({new} != {old}) << {bit};")
 
     # Looking at others ----------------------------------------------------------------------------
 
