@@ -127,8 +127,8 @@ def open_device(
     config : :class:`str` or :class:`CoreConfig`
         ``"TINY"``, ``"SMALL"``, ``"TRN"``, or a machine of your own.
     backend : :class:`str`
-        ``"golden"``, ``"pysim"``, ``"verilator"``, ``"native"``, or ``"auto"``: Verilator if it
-        can be built here, else another; ``Device.backend_reason`` says why it was taken.
+        ``"golden"``, ``"pysim"``, ``"verilator"``, ``"native"``, or ``"auto"``: native if it can be
+        built here, else another; ``Device.backend_reason`` says why it was taken.
     hbm : :class:`HbmConfig`, :class:`int` (bytes) or ``None``
     progress : callable or ``None``
         Called while a program runs with (instructions issued, instructions in all, cycles or

@@ -33,10 +33,8 @@ from ..errors import ArgumentError, ToolMissing, UsageError
 
 __all__ = ["BACKENDS", "Fault", "QueueState", "choose", "default_hbm", "missing", "start"]
 
-AUTO = ("verilator", "pysim", "golden")
+BACKENDS = ("native", "verilator", "pysim", "golden")
 """Backends in the order in which ``auto`` considers them."""
-
-BACKENDS = (*AUTO, "native")
 
 VERILATOR_ROWS = 32
 """Largest array for which ``auto`` takes Verilator: a model of more takes hours to compile."""
@@ -104,7 +102,7 @@ def choose(name, config):
             raise ToolMissing(f"backend {name}: {reason}")
         return name, "asked for"
     passed_over = []
-    for candidate in AUTO:
+    for candidate in BACKENDS:
         reason = missing(candidate, config)
         size = f"{config.rows} x {config.cols} array"
         if reason is None and candidate == "verilator" and config.rows > VERILATOR_ROWS:
@@ -113,6 +111,7 @@ def choose(name, config):
             reason = f"too slow for a {size}"
         if reason is None:
             why = {
+                "native": "the fastest simulation of the hardware",
                 "verilator": "the fastest simulation of the hardware that can be built here",
                 "pysim": "simulates the hardware without a compiler",
                 "golden": "the functional model: same numbers, no cycles",

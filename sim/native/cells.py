@@ -102,10 +102,11 @@ class Body:
     def begin(self, owned):
         """Begin a part, which sets the registers ``owned``."""
         self.lines, self.loads, self.local, self.owned = [], {}, {}, set(owned)
+        self.scalar = False
 
     def end(self):
         """End a part."""
-        self.loops.append(self.lines)
+        self.loops.append((self.lines, self.scalar))
 
     # Reading --------------------------------------------------------------------------------------
 
@@ -369,7 +370,11 @@ class Body:
         self.local[value.number, word] = name
 
     def array(self, resolved, count, name):
-        """A local array of words."""
+        """A local array of words.
+
+        It is the same memory for all lanes, so these cannot be taken several at a time.
+        """
+        self.scalar = True
         parts = [
             self.x(resolved[WORD * i : WORD * (i + 1)]) if WORD * i < len(resolved) else "0"
             for i in range(count)
@@ -642,7 +647,7 @@ class Body:
         guard = f"a{n} < {memory.depth}" if memory.depth < 1 << len(addr) else "1"
         self.lines.append(
             f"const {storage(parts[0])} *r{n} = s->m{k} + ((({guard}) ? a{n} : 0) "
-            f"* {self.context.lanes} + {'l' if self.group else 0}) * {len(parts)};"
+            f"* {self.context.lanes} + {'(base + l)' if self.group else 0}) * {len(parts)};"
         )
         for word, width in enumerate(parts):
             self.define(out, word, f"({ctype(width)})(({guard}) ? r{n}[{word}] : 0)")
@@ -726,7 +731,7 @@ class Body:
         """The function, of the rest."""
         out = [f"NOINLINE void {self.name}(struct state *restrict s) {{"]
         out += [f"    u32 {name} = 0;" for name in actives]
-        out += [f"    {line}" for loop in self.loops for line in loop]
+        out += [f"    {line}" for loop, _ in self.loops for line in loop]
         out += [f"    s->{name} = {name};" for name in actives]
         return "\n".join([*out, "}", ""])
 
@@ -771,8 +776,8 @@ class Body:
         if staging:
             out += ["        int low, high;", *(f"        {line}" for line in staging)]
         out += [f"        {line}" for name, line in self.pointers.items() if name != reset]
-        for loop in self.loops:
-            out += ["        LANES"] if size >= 8 else []
+        for loop, scalar in self.loops:
+            out += ["        LANES"] if size >= 8 and not scalar else []
             out += [f"        for (int l = 0; l < {size}; ++l) {{"]
             out += [f"            {line}" for line in loop]
             out += ["        }"]

@@ -456,10 +456,10 @@ class Emitter:
         answers, serial = [], [f"rest{len(self.rest.passes) - 1}(s);"]
         after = []
         for memory in self.memories:
-            functions.append(self._memory(memory))
-            k = self._number[id(memory)]
+            k = self.use_memory(memory)
             if not memory.writes and not any(clocked for *_, clocked in memory.reads):
                 continue
+            functions.append(self._memory(memory))
             if memory.context:
                 lanes = self.netlist.contexts[memory.context].lanes
                 answers.append((k, lanes * (len(memory.reads) + len(memory.writes))))

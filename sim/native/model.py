@@ -264,10 +264,15 @@ class Simulation:
             threads = 2 if work > LARGE and _processors() > 1 else 1
         self.model = model
         self.state = model.opened()
-        self.threads = model.library.threads(self.state, threads)
+        self.use_threads(threads)
         self.recording = None
         self.on_change = None
         self._pace = Pace()
+
+    def use_threads(self, number):
+        """Work with 1 or 2 threads from now on; return how many there are."""
+        self.threads = self.model.library.threads(self.state, number)
+        return self.threads
 
     def close(self):
         """Free the state; may be called twice."""

@@ -29,7 +29,11 @@ _HAND_MADE = "tests/host/test_device.py::test_compiled_and_hand_assembled_progra
 PROVED = {
     "golden": {"TINY": _HAND_MADE, "SMALL": _HAND_MADE, "TRN": _HAND_MADE},
     "pysim": {"TINY": _SAME_BITS},
-    "native": {"TINY": _SAME_BITS},
+    "native": {
+        "TINY": _SAME_BITS,
+        "SMALL": "tests/system/test_full_machine.py::test_the_published_cycles",
+        "TRN": "tests/system/test_full_machine.py::test_products_equal_the_golden_model",
+    },
     "verilator": {
         "TINY": _SAME_BITS,
         "SMALL": "tests/system/test_figures.py::test_a_product_from_hbm_uses_the_array",

@@ -126,6 +126,9 @@ def test_auto_takes_the_first_that_can_be_built(monkeypatch):
             devices, "missing", lambda name, config: None if name in names else f"no {name} here"
         )
 
+    only("golden", "pysim", "verilator", "native")
+    for config in (TINY, SMALL, TRN):
+        assert devices.choose("auto", config)[0] == "native"
     only("golden", "pysim", "verilator")
     assert devices.choose("auto", SMALL)[0] == "verilator"
     name, reason = devices.choose("auto", TRN)
@@ -146,7 +149,7 @@ def test_auto_takes_the_first_that_can_be_built(monkeypatch):
     [
         (("HUGE",), ValueError, "TINY, SMALL, TRN"),
         ((3,), TypeError, "CoreConfig"),
-        (("SMALL", "cuda"), MakaluError, "verilator, pysim, golden"),
+        (("SMALL", "cuda"), MakaluError, "native, verilator, pysim, golden"),
     ],
 )
 def test_open_refuses_what_does_not_exist(arguments, error, match):

@@ -5,22 +5,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from chains import STRIPS, TILES, chain
 from makalu.firmware.kernels.matmul import matmul_reference
 from makalu.rtl.arch import formats
 from makalu.rtl.arch.config import SMALL
-from makalu.rtl.arch.isa import (
-    WORD_BYTES,
-    AccessPattern,
-    Engine,
-    LoadStationary,
-    MatmulMoving,
-    Space,
-    TensorCopy,
-    Update,
-    UpdateMode,
-    Wait,
-    WaitMode,
-)
 from makalu.rtl.arch.registers import counter_address
 from makalu.sim.backends.base import BUSY, STATUS
 from makalu.sim.golden import GoldenCore
@@ -31,58 +19,9 @@ pytestmark = [
     pytest.mark.xdist_group("small_device"),
 ]
 
-TILES = 64
-STRIPS = 8
-"""Moving tiles; there are as many stationary ones, and every pair is one output tile."""
 COLUMNS = SMALL.psum_bank_words
 LOOK_CYCLES = 40
 FIGURES = Path(__file__).parents[1] / "bench" / "figures.json"
-MATMULS, COPIES = 1, 2  # semaphores
-
-
-def chain(k_tiles):
-    """64 output tiles, each a whole PSUM bank, copied to SBUF as they finish.
-
-    SBUF, per partition: stationary tiles, moving tiles (binary16), results (int8, exact: the
-    operands are -1, 0 and 1).
-    """
-    rows, queues = SMALL.rows, {Engine.PE: [], Engine.DVE: []}
-    moving_at = TILES // STRIPS * k_tiles * rows * 2
-    out_at = moving_at + STRIPS * k_tiles * COLUMNS * 2
-    assert out_at + TILES * COLUMNS <= SMALL.sbuf_bytes
-    for tile in range(TILES):
-        left, right = divmod(tile, STRIPS)
-        bank = tile % SMALL.psum_banks * SMALL.psum_bank_bytes
-        sums = AccessPattern(formats.FP32, 0, rows, bank, ((1, COLUMNS),), Space.PSUM)
-        for k in range(k_tiles):
-            at = (left * k_tiles + k) * rows * 2
-            stationary = AccessPattern(formats.FP16, 0, rows, at, ((1, rows),))
-            at = moving_at + (right * k_tiles + k) * COLUMNS * 2
-            moving = AccessPattern(formats.FP16, 0, rows, at, ((1, COLUMNS),))
-            waits, update = [], Update()
-            if k == 0 and tile >= SMALL.psum_banks:
-                waits = [Wait(COPIES, WaitMode.GE, tile - SMALL.psum_banks + 1)]
-            if k == k_tiles - 1:
-                update = Update(MATMULS, UpdateMode.ADD, 1)
-            queues[Engine.PE] += [
-                LoadStationary(src=stationary),
-                MatmulMoving(dst=sums, src=moving, accumulate=k > 0, waits=waits, update=update),
-            ]
-        out = AccessPattern(formats.INT8, 0, rows, out_at + tile * COLUMNS, ((1, COLUMNS),))
-        queues[Engine.DVE].append(
-            TensorCopy(
-                dst=out,
-                src=sums,
-                waits=[Wait(MATMULS, WaitMode.GE, tile + 1)],
-                update=Update(COPIES, UpdateMode.ADD, 1),
-            )
-        )
-    image, starts = b"", {}
-    for engine, words in queues.items():
-        starts[engine] = len(image), len(words)
-        image += b"".join(word.encode() for word in words)
-    assert len(image) % WORD_BYTES == 0
-    return image, starts, moving_at, out_at
 
 
 def counter(machine, name):
@@ -123,7 +62,7 @@ def measure(device, starts):
 
 @pytest.mark.parametrize(("k_tiles", "wanted"), [(2, 0.98), (1, 0.95)])
 def test_the_array_is_busy_with_operands_in_sbuf(small, rng, k_tiles, wanted):
-    image, starts, moving_at, out_at = chain(k_tiles)
+    image, starts, moving_at, out_at = chain(SMALL, k_tiles)
     rows = SMALL.rows
     a = rng.integers(-1, 2, (TILES // STRIPS * rows, k_tiles * rows))
     b = rng.integers(-1, 2, (k_tiles * rows, STRIPS * COLUMNS))

@@ -11,10 +11,10 @@ from makalu.sim.native.model import Model, Simulation, compile_netlist, netlist_
 __all__ = ["build", "compare"]
 
 
-def build(component, folder, *, flags=("-O1",), threads=1, **options):
+def build(component, folder, *, flags=("-O1",), threads=1, cc=None, **options):
     """Compile a component; return the opened simulation, one cycle old, as a Stepper is."""
     design = to_rtlil(component, name="top")
-    modules, cc = netlist_of(design.text, "top"), toolchain.find_cc()
+    modules, cc = netlist_of(design.text, "top"), cc or toolchain.find_cc()
     compile_netlist(folder, modules, "top", cc=cc, flags=flags, **options)
     simulation = Simulation(Model(folder), threads)
     simulation.step()

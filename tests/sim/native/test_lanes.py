@@ -13,6 +13,7 @@ from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 from makalu.sim.native import cells, emit
 from makalu.sim.native.netlist import Unsupported
+from makalu.sim.toolchain import find_clang_cc
 
 from .lockstep import build, compare
 
@@ -261,6 +262,47 @@ def test_designs_that_are_not_ours(tmp_path, change):
     model = compare(Several, tmp_path, cycles=300, change=change, min_lanes=2)
     assert 6 in lanes(model).values()
     assert 4 in lanes(model).values()
+
+
+class Wide(wiring.Component):
+    """Numbers of several words, shifted by any amount and compared."""
+
+    a: In(100)
+    by: In(8)
+    y: Out(100)
+    less: Out(1)
+
+    def elaborate(self, platform):
+        m, kept = Module(), Signal(100, init=5)
+        m.d.sync += [
+            kept.eq((kept << self.by[:7]) ^ (self.a >> self.by) + self.a),
+            self.y.eq(kept * self.a - kept.bit_select(self.by, 64)),
+            self.less.eq((kept.as_signed() < self.a.as_signed()) ^ (kept < self.y)),
+        ]
+        return m
+
+
+class Wides(wiring.Component):
+    a: In(100)
+    by: In(8)
+    y: Out(100)
+    less: Out(16)
+
+    def elaborate(self, platform):
+        m, before, less = Module(), self.a, []
+        for i in range(16):
+            m.submodules[f"wide{i}"] = wide = Wide()
+            m.d.comb += [wide.a.eq(before), wide.by.eq(self.by ^ i)]
+            before = wide.y
+            less.append(wide.less)
+        m.d.comb += [self.y.eq(before), self.less.eq(Cat(less))]
+        return m
+
+
+def test_wide_numbers_in_lanes(tmp_path, seed):
+    """What is computed in arrays is not computed for several lanes at a time."""
+    model = compare(Wides, tmp_path, cycles=200, seed=seed, flags=("-O2",), cc=find_clang_cc())
+    assert 16 in lanes(model).values()
 
 
 class Look(wiring.Component):

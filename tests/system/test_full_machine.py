@@ -1,0 +1,101 @@
+"""The whole core as C that loops over lanes: the full machine, and SMALL's published cycles."""
+
+import json
+from pathlib import Path
+
+import makalu
+import numpy as np
+import pytest
+from chains import STRIPS, TILES, chain
+from makalu.firmware.kernels.matmul import matmul_reference
+from makalu.host.devices import missing
+from makalu.rtl.arch import formats
+from makalu.rtl.arch.config import SMALL, TRN
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(missing("native", TRN) is not None, reason=str(missing("native", TRN))),
+]
+
+FIGURES = Path(__file__).parents[1] / "bench" / "figures.json"
+
+
+@pytest.fixture(scope="module")
+def trn():
+    with makalu.open("TRN", backend="native") as dev:
+        yield dev
+
+
+@pytest.fixture(scope="module")
+def golden():
+    with makalu.open("TRN", backend="golden") as dev:
+        yield dev
+
+
+def operands(rng, m, k, n, fmt):
+    return (fmt.encode(rng.standard_normal(shape)) for shape in ((m, k), (k, n)))
+
+
+@pytest.mark.parametrize(
+    ("m", "k", "n", "fmt"),
+    [
+        (128, 128, 128, formats.BF16),
+        (130, 300, 70, formats.BF16),
+        (5, 129, 513, formats.FP16),
+        (100, 60, 33, formats.FP8_E4M3),
+        (64, 140, 40, formats.FP32),
+    ],
+)
+def test_products_equal_the_golden_model(trn, golden, rng, m, k, n, fmt):
+    a, b = operands(rng, m, k, n, fmt)
+    c = trn.matmul(a, b)
+    assert c.tobytes() == golden.matmul(a, b).tobytes()
+    if fmt is formats.BF16:
+        assert c.tobytes() == matmul_reference(a, b, TRN.rows).tobytes()
+    assert trn.last_run.cycles > 0
+
+
+def test_one_thread_and_two_do_the_same(trn, rng):
+    simulation = trn._runner.machine._simulation
+    a, b = operands(rng, 200, 256, 300, formats.BF16)
+    trn.matmul(a, b)  # compiled and placed
+    found = []
+    for number in (1, 2, 1, 2):
+        assert simulation.use_threads(number) == number
+        c = trn.matmul(a, b)
+        found.append((c.tobytes(), trn.last_run.counters))
+    assert all(item == found[0] for item in found)
+
+
+def test_the_array_is_busy_with_operands_in_sbuf(trn, rng):
+    """64 tiles of two K tiles: stationary and moving operands lie in SBUF."""
+    image, starts, moving_at, out_at = chain(TRN, 2)
+    machine, rows = trn._runner.machine, TRN.rows
+    columns = TRN.psum_bank_words
+    a = rng.integers(-1, 2, (TILES // STRIPS * rows, 2 * rows))
+    b = rng.integers(-1, 2, (2 * rows, STRIPS * columns))
+    sbuf = machine.sbuf_read()
+    left = a.reshape(-1, rows, 2, rows).transpose(3, 0, 2, 1)
+    right = b.reshape(2, rows, STRIPS, columns).transpose(1, 2, 0, 3)
+    for at, part in ((0, left), (moving_at, right)):
+        raw = np.ascontiguousarray(part.astype(np.float16)).reshape(rows, -1).view(np.uint8)
+        sbuf[:, at : at + raw.shape[1]] = raw
+    machine.hbm_write(0, image)
+    machine.sbuf_write(sbuf)
+    counters = trn._runner.run(starts)
+    found = machine.sbuf_read()[:, out_at:][:, : TILES * columns].view(np.int8)
+    found = found.reshape(rows, TILES // STRIPS, STRIPS, columns).transpose(1, 0, 2, 3)
+    assert np.abs(a @ b).max() < 127
+    assert np.array_equal(found.reshape(a.shape[0], b.shape[1]), a @ b)
+    assert counters["pe_columns"] == TILES * 2 * columns
+    assert counters["pe_columns"] / counters["core_cycles"] >= 0.98
+
+
+def test_the_published_cycles(rng):
+    products = json.loads(FIGURES.read_text())["products"]
+    wanted = next(p["cycles"] for p in products if (p["m"], p["k"], p["n"]) == (256, 256, 256))
+    with makalu.open("SMALL", backend="native") as dev:
+        a, b = operands(rng, 256, 256, 256, formats.BF16)
+        c = dev.matmul(a, b)
+        assert c.tobytes() == matmul_reference(a, b, SMALL.rows).tobytes()
+        assert dev.last_run.cycles == wanted
