@@ -965,14 +965,14 @@ def test_progress_is_reported():
 
 
 def test_every_wait_has_a_label():
-    from makalu.host.report import _LABELS, _label, group_counters
+    from makalu.host.report import _LABELS, group_counters, label
     from makalu.rtl.arch.events import COUNTERS
 
     _, stalls = group_counters({event.full_name: 1 for event in COUNTERS}, SMALL)
     for name in stalls:
         assert name in _LABELS or name.startswith("queue_")
-        assert _label(name)
-    assert _label("queue_act_wait_fetch") == "ACT queue waits for instructions"
+        assert label(name)
+    assert label("queue_act_wait_fetch") == "ACT queue waits for instructions"
 
 
 # The register driver ------------------------------------------------------------------------------
