@@ -1,4 +1,4 @@
-"""The core as it is wired, in Amaranth's simulator: a product from HBM to HBM, a reset within it."""
+"""The core as it is wired, in Amaranth's simulator: a product, and a reset in the middle of it."""
 
 import ml_dtypes
 import numpy as np
