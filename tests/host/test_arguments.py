@@ -35,7 +35,7 @@ def refused(error, match):
         ((None,), {}, ArgumentError, "config must be a CoreConfig or the name of one, not None"),
         ((["TINY"],), {}, ArgumentError, "not ['TINY']"),
         ((16,), {}, ArgumentError, "not 16"),
-        (("TINY", "cuda"), {}, UsageError, "'cuda' ... auto ... verilator, pysim, golden, native"),
+        (("TINY", "cuda"), {}, UsageError, "'cuda' ... auto ... native, verilator, pysim, golden"),
         (("TINY", ""), {}, UsageError, "'' ... golden"),
         (("TINY", None), {}, ArgumentError, "backend must be a name, not None"),
         (("TINY", ["golden"]), {}, ArgumentError, "['golden']"),

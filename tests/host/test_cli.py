@@ -586,10 +586,15 @@ def test_the_demo_runs_a_smaller_job_on_pysim_where_nothing_can_be_compiled(monk
     def none():
         raise toolchain.ToolMissing(f"no {tool} here")
 
+    def no_cc():
+        raise toolchain.ToolMissing("no C compiler here")
+
     monkeypatch.setattr(demo, "run_demo", fake)
+    monkeypatch.setattr(toolchain, "find_clang_cc", no_cc)
     monkeypatch.setattr(toolchain, tool, none)
     result = call("demo")
     assert f"no {tool} here" in result.stderr
+    assert "no C compiler here" in result.stderr
     assert "TINY, 8 images" in " ".join(result.stderr.split())
     for options in (
         ("--images", "3"), ("--backend", "pysim"), ("--config", "TINY"),
