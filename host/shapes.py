@@ -264,11 +264,11 @@ def _in_sbuf(device, a, b):
     (m, k), n, rows = a.shape, b.shape[1], device.config.rows
     out = None
     for fmt in (FP32, BF16):
-        if resident_bytes(m, k, n, 2, fmt.bytes, rows) <= device.config.sbuf_bytes:
+        if resident_bytes(m, k, n, BF16, fmt, rows) <= device.config.sbuf_bytes:
             out = fmt
             break
     if out is None:
-        needed = resident_bytes(m, k, n, 2, BF16.bytes, rows)
+        needed = resident_bytes(m, k, n, BF16, BF16, rows)
         return {"why_not": f"needs {needed:,} of {device.config.sbuf_bytes:,} bytes of SBUF"}, None
     program = matmul_in_sbuf.compile(
         device.config, TensorSpec((m, k), BF16), TensorSpec((k, n), BF16), out

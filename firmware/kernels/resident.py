@@ -14,11 +14,18 @@ from .matmul import _ceil, _load_a, _load_b, _spans
 __all__ = ["matmul_in_sbuf", "resident_bytes"]
 
 
-def resident_bytes(m, k, n, in_bytes, out_bytes, rows):
-    """SBUF that :func:`matmul_in_sbuf` takes, in bytes per partition."""
+def resident_bytes(m, k, n, in_fmt, out_fmt, rows):
+    """SBUF that :func:`matmul_in_sbuf` takes for these formats, in bytes per partition."""
     m_tiles, k_tiles = _ceil(m, rows), _ceil(k, rows)
-    tiles = (k_tiles * m * in_bytes, k_tiles * n * in_bytes, m_tiles * n * out_bytes, 2, 8)
-    return sum(_ceil(size, 64) * 64 for size in tiles)
+    sizes = [k_tiles * m * in_fmt.bytes, k_tiles * n * in_fmt.bytes, m_tiles * n * out_fmt.bytes]
+    if not _in_result(m, k, n, in_fmt, out_fmt, rows):
+        sizes.append(2 * in_fmt.bytes)
+    return sum(_ceil(size, 64) * 64 for size in sizes)
+
+
+def _in_result(m, k, n, in_fmt, out_fmt, rows):
+    """Whether the two elements that :func:`_wait_for` needs find room where results will lie."""
+    return in_fmt is out_fmt and m >= min(k, rows) and n > 1
 
 
 def _strips(n, width, last):
@@ -65,7 +72,10 @@ def matmul_in_sbuf(a, b, out_dtype=nl.float32):
     c_tile = nl.ndarray((min(m, rows), len(m_tiles), n), out_dtype, buffer=nl.sbuf, name="c_tile")
     _load_b(b_tile, b, 0, k, 0, n, 0)
     _load_a(a_tile, a, 0, m, 0, k, 0, 0)
-    _wait_for(a, a_tile, b_tile, k, k_tiles)
+    spare = c_tile
+    if not _in_result(m, k, n, a.dtype, out_dtype, rows):
+        spare = nl.ndarray((depth, 1, 2), a.dtype, buffer=nl.sbuf, name="spare")
+    _wait_for(a, a_tile, b_tile, k, spare)
 
     for m0, m1 in m_tiles:
         for n0, n1 in _strips(n, width, last=m1 == m):
@@ -79,19 +89,18 @@ def matmul_in_sbuf(a, b, out_dtype=nl.float32):
     return c
 
 
-def _wait_for(a, a_tile, b_tile, k, k_tiles):
+def _wait_for(a, a_tile, b_tile, k, spare):
     """Let the first weight load wait for all loads.
 
     The vector engine reads an element of each, in order, and writes one of the first weights last,
-    with what it is already.
+    with what it is already. ``spare`` has room for two elements.
     """
-    rows = nl.tile_size.pmax
+    rows, k_tiles = nl.tile_size.pmax, a_tile.shape[1]
     depth = min(k, rows)
-    weights = nl.ndarray((depth, 1), a.dtype, buffer=nl.sbuf, name="weights")
+    weights, seen = spare[:depth, 0, :1], spare[:depth, 0, 1:2]
     nisa.dma_copy(weights, a[:1, :depth].permute(1, 0))
     for tile in (a_tile, b_tile):
         for piece in {0, k_tiles - 1}:  # whole tiles of K are loaded together, the rest apart
             deep = min(rows, k - piece * rows)
-            seen = nl.ndarray((depth, 1), tile.dtype, buffer=nl.sbuf, name="seen")
             nisa.tensor_copy(seen[:deep], tile[:deep, piece, :1])
     nisa.tensor_copy(a_tile[:depth, 0, :1], weights)

@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 from makalu.firmware.kernels.matmul import matmul_reference
 from makalu.firmware.kernels.resident import matmul_in_sbuf, resident_bytes
+from makalu.firmware.nki import TensorSpec
 from makalu.host import devices, shapes
 from makalu.host.cli import app
 from makalu.host.device import open_device
 from makalu.host.errors import DeviceError, MakaluError, UsageError
-from makalu.rtl.arch.config import TINY
+from makalu.rtl.arch.config import TINY, TRN
 from makalu.rtl.arch.formats import BF16, FP32
 from makalu.rtl.arch.isa import Engine, ErrorCode
 from typer.testing import CliRunner
@@ -91,14 +92,21 @@ def test_the_kernel_in_sbuf_multiplies(dev, rng, mkn, out):
 def test_what_it_takes_of_sbuf_is_enough(rng):
     """Where the estimate says that it fits, it compiles."""
     fits = 0
-    for _ in range(60):
-        m, k, n = (int(x) for x in rng.integers(1, 70, 3))
-        if resident_bytes(m, k, n, 2, 4, TINY.rows) > TINY.sbuf_bytes:
+    for _ in range(120):
+        m, k, n = (int(x) for x in rng.integers(1, 50, 3))
+        out = (FP32, BF16)[rng.integers(2)]
+        if resident_bytes(m, k, n, BF16, out, TINY.rows) > TINY.sbuf_bytes:
             continue
         fits += 1
         a, b = np.zeros((m, k), BF16.dtype), np.zeros((k, n), BF16.dtype)
-        matmul_in_sbuf.compile(TINY, a, b, FP32)
-    assert fits > 5
+        matmul_in_sbuf.compile(TINY, a, b, out)
+    assert fits > 10
+
+
+def test_the_largest_shape_of_the_table_fills_sbuf_of_the_full_machine():
+    assert resident_bytes(2048, 2048, 2048, BF16, BF16, TRN.rows) == TRN.sbuf_bytes
+    spec = TensorSpec((2048, 2048), BF16)
+    matmul_in_sbuf.compile(TRN, spec, spec, BF16)
 
 
 # On the hardware ----------------------------------------------------------------------------------
