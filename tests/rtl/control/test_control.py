@@ -1201,6 +1201,7 @@ def test_a_queue_that_waits_prefetches_no_more_than_its_store_holds(depth, bench
     b.program(Engine.POOL, [event(Engine.POOL, waits=[ge(3, 10)], update=add(1))])
 
     async def test(ctx):
+        await b.write(ctx, "watchdog", 500)
         assert (await b.execute(ctx))["done"]
         assert await b.semaphore(ctx, 2) == n
 
