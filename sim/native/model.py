@@ -326,7 +326,7 @@ class Simulation:
         """Let clock cycles pass; an interrupt is heard within a tenth of a second."""
         while cycles > 0:
             part = self._slice(cycles)
-            with self._pace.measured(part):
+            with self._pace.measured(lambda: self.cycles):
                 self.model.library.step(self.state, part)
             cycles -= part
             if self.recording is not None:
@@ -349,7 +349,7 @@ class Simulation:
         end = self.cycles + cycles
         while True:
             part = self._slice(end - self.cycles)
-            with self._pace.measured(part):
+            with self._pace.measured(lambda: self.cycles):
                 met = self.model.library.run_until(self.state, number, count, wanted, part)
             if self.recording is not None:
                 self.recording.drain()
