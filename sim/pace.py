@@ -21,9 +21,13 @@ class Pace:
         self.cycles = cycles
 
     @contextlib.contextmanager
-    def measured(self, cycles):
-        """Measure a block that simulates some cycles; what comes next is longer or shorter."""
-        start = time.perf_counter()
+    def measured(self, count):
+        """Measure a block that simulates some cycles; what comes next is longer or shorter.
+
+        ``count()`` says how many there have been so far: a block may end early.
+        """
+        start, before = time.perf_counter(), count()
         yield
         took = max(time.perf_counter() - start, 1e-9)
+        cycles = count() - before
         self.cycles = max(1, min(2 * max(cycles, 32), int(cycles * self.seconds / took)))

@@ -10,13 +10,17 @@ import pytest
 
 warnings.filterwarnings("ignore", category=DeprecationWarning, module="amaranth.*")
 
-MAY_BE_MISSING = ("iverilog", "libpython")
+MAY_BE_MISSING = ("iverilog", "libpython", "AddressSanitizer", "ThreadSanitizer")
 """What a test may be skipped for under ``--no-skips``: the reason names one of these."""
 
 
 def pytest_addoption(parser):
     group = parser.getgroup("makalu")
     group.addoption("--seed", type=int, default=1, help="seed of every random test")
+    group.addoption(
+        "--programs", type=int, default=200, metavar="N",
+        help="random programs in lock step: N on TINY, N/10 on SMALL, N/40 in Amaranth's simulator",
+    )  # fmt: skip
     group.addoption(
         "--traces", type=Path, metavar="FOLDER",
         help="write the waveforms of all simulations in Amaranth's simulator to this folder",

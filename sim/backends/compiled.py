@@ -122,7 +122,7 @@ class CompiledMachine(BaseMachine):
         """Let ``cycles`` cycles pass."""
         while cycles > 0:  # in slices, so that an interrupt is heard
             part = self._next(cycles)
-            with self._pace.measured(part):
+            with self._pace.measured(lambda: self.cycles):
                 self._library.machine_step(self._open, part)
             self._passed()
             cycles -= part
@@ -145,7 +145,7 @@ class CompiledMachine(BaseMachine):
 
     def _run(self, cycles):
         part = self._next(cycles)
-        with self._pace.measured(part):
+        with self._pace.measured(lambda: self.cycles):
             state = self._library.machine_run(self._open, STATUS, BUSY, part)
         self._passed()
         self._checked("read", STATUS, min(state, 0))

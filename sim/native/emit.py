@@ -361,8 +361,11 @@ class Emitter:
 
         def row(name, bits):
             address = at(name)
-            guard = f"{address} < {memory.depth}" if memory.depth < 1 << len(bits) else "1"
-            place = f"s->m{k} + ((u64){address} * {lanes} + {'l' if group else 0}) * {len(parts)}"
+            guard, inside = "1", address
+            if memory.depth < 1 << len(bits):
+                guard = f"{address} < {memory.depth}"
+                inside = f"({guard} ? {address} : 0)"
+            place = f"s->m{k} + ((u64){inside} * {lanes} + {'l' if group else 0}) * {len(parts)}"
             return guard, place
 
         def mask(w, en, word):
@@ -478,7 +481,7 @@ class Emitter:
             if not count
         ]
         large = [
-            f"    _Alignas(64) {kind} {name}[{count + _apart(kind, count)}];{self._about(name)}"
+            f"    _Alignas(64) {kind} {name}[{count} + {_apart(kind, count)}];{self._about(name)}"
             for name, (kind, count) in self.members.items()
             if count
         ]

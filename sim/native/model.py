@@ -24,9 +24,11 @@ from .signals import Signals, table_of
 from .split import split
 from .waves import Recording
 
-__all__ = ["Model", "Simulation", "compile_netlist", "keep_c", "netlist_of"]
+__all__ = ["Model", "Simulation", "compile_files", "compile_netlist", "keep_c", "netlist_of"]
 
-_CFLAGS = ("-O2", "-std=gnu11", "-fPIC", "-w", "-fno-strict-aliasing")
+_CFLAGS = ("-O2", "-std=gnu11", "-fPIC", "-w", "-fno-strict-aliasing", "-fvisibility=protected")
+# Protected: a call of `step` is never one of the `step` in the system's C library.
+
 _TYPES = {"u8": np.uint8, "u16": np.uint16, "u32": np.uint32, "u64": np.uint64}
 
 LARGE = 200_000
@@ -140,16 +142,26 @@ def compile_netlist(
         (work / f"{name}.json.gz").write_bytes(
             gzip.compress(json.dumps(contents).encode(), 3, mtime=0)
         )
+    compile_files(work, cc=cc, flags=flags)
+    return work
+
+
+def compile_files(work, *, cc=None, flags=()):
+    """Compile the C files of a folder to ``model.so``, with further flags."""
+    cc = cc or toolchain.find_cc()
     command = [*cc, *toolchain.target_flags(cc), *_CFLAGS, *flags]
-    sources = sorted((n for n in files if n.endswith(".c")), key=lambda n: -len(files[n]))
+    sources = sorted(Path(work).glob("*.c"), key=lambda file: -file.stat().st_size)
+    objects = [str(file.with_suffix(".o")) for file in sources]
     toolchain.run_all(
-        [[*command, "-c", "-o", str(work / f"{n}.o"), str(work / n)] for n in sources]
-    )
-    objects = [str(work / f"{n}.o") for n in sources]
-    toolchain.run_all([[*command, "-shared", "-pthread", "-o", str(work / "model.so"), *objects]])
+        [
+            [*command, "-c", "-o", to, str(file)]
+            for file, to in zip(sources, objects, strict=True)
+        ]
+    )  # fmt: skip
+    library = str(Path(work) / "model.so")
+    toolchain.run_all([[*command, "-shared", "-pthread", "-o", library, *objects]])
     for name in objects:
         Path(name).unlink()
-    return work
 
 
 def keep_c(folder, to):
@@ -326,7 +338,7 @@ class Simulation:
         """Let clock cycles pass; an interrupt is heard within a tenth of a second."""
         while cycles > 0:
             part = self._slice(cycles)
-            with self._pace.measured(part):
+            with self._pace.measured(lambda: self.cycles):
                 self.model.library.step(self.state, part)
             cycles -= part
             if self.recording is not None:
@@ -349,7 +361,7 @@ class Simulation:
         end = self.cycles + cycles
         while True:
             part = self._slice(end - self.cycles)
-            with self._pace.measured(part):
+            with self._pace.measured(lambda: self.cycles):
                 met = self.model.library.run_until(self.state, number, count, wanted, part)
             if self.recording is not None:
                 self.recording.drain()
