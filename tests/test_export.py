@@ -376,7 +376,8 @@ def test_the_full_machine_exports_within_two_gigabytes(tmp_path):
     code = (
         "import resource, sys; from makalu.rtl.arch.config import TRN; "
         "from makalu.rtl.verilog import write_export; write_export(TRN, sys.argv[1]); "
-        "used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]; "
+        "who = resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN; "
+        "used = [*map(resource.getrusage, who)]; "
         "print(max(u.ru_maxrss for u in used), sum(u.ru_utime + u.ru_stime for u in used))"
     )
     done = subprocess.run(
