@@ -98,7 +98,6 @@ def _guards(text):
 def _count_help(file):
     """Let the first thread leave the first task to the second one, and that one count its tasks."""
     text, wait = file.read_text(), "!thread && i < 1000 && !(p->ticket & 0xffff)"
-    wait = f"    for (int i = 0; {wait}; ++i) sched_yield();\n"
     for before, more in (
         ("struct share {", "unsigned helped;\n"),
         (
