@@ -26,8 +26,8 @@ from .errors import DeviceError, MakaluError, UsageError
 from .report import label
 
 __all__ = [
-    "PEERS", "SHAPES", "bound", "chosen_shapes", "heading", "legend", "lines_of", "measure",
-    "textbook",
+    "PEERS", "SHAPES", "bound", "chosen_shapes", "heading", "in_sbuf", "legend", "lines_of",
+    "measure", "textbook",
 ]  # fmt: skip
 
 SHAPES = (
@@ -259,8 +259,21 @@ def _bytes_of(sbuf, pattern):
     return sbuf[begin : begin + pattern.num_partitions, first : first + size].copy()
 
 
-def _in_sbuf(device, a, b):
-    """Cycles with operands in SBUF, and what the array waited for; or why there are none."""
+def in_sbuf(device, a, b):
+    """Multiply operands that lie in SBUF, into SBUF.
+
+    Returns
+    -------
+    found : dict
+        ``cycles`` from the first weights to the last result, and what the array waited for; or
+        ``why_not``.
+    product : array or ``None``
+
+    Raises
+    ------
+    :exc:`MakaluError`
+        If the run was not what it should be: operands late, or the last result never seen.
+    """
     (m, k), n, rows = a.shape, b.shape[1], device.config.rows
     out = None
     for fmt in (FP32, BF16):
@@ -348,7 +361,7 @@ def measure(device, shape, rng=None):
     }  # fmt: skip
     part = slice(0, _CHECKED)
     reference = matmul_reference(a[part], b, rows)
-    for name, run in (("in_sbuf", _in_sbuf), ("from_hbm", _from_hbm)):
+    for name, run in (("in_sbuf", in_sbuf), ("from_hbm", _from_hbm)):
         try:
             found: dict
             found, product = run(device, a, b)

@@ -56,14 +56,17 @@ def test_the_status_is_what_the_code_says():
 def test_a_change_of_the_code_or_of_a_figure_changes_the_status():
     module = status()
     figures = {
-        "machine": "TINY", "backend": "pysim", "dtype": "float16",
-        "products": [{"m": 4, "k": 4, "n": 8, "cycles": 16}],
-        "in_sbuf": [{"k_tiles": 3, "utilization": 0.5}],
+        "backend": "pysim", "dtype": "float16",
+        "products": [{"machine": "TINY", "m": 4, "k": 4, "n": 8, "cycles": 16}],
+        "resident": [{"machine": "SMALL", "m": 4, "k": 4, "n": 16, "cycles": 2}],
+        "in_sbuf": [{"machine": "TINY", "k_tiles": 3, "utilization": 0.5}],
     }  # fmt: skip
-    assert "| 4 x 4 x 8, `float16`, from HBM to HBM | 16 | 50.00 % |" in module.render(figures)
-    assert "| 4 x 12 x 16," in module.render(figures)
+    text = module.render(figures)
+    assert "| `TINY` | 4 x 4 x 8, `float16`, from HBM to HBM | 16 | 50.00 % |" in text
+    assert "| `SMALL` | 4 x 4 x 16, `float16`, from SBUF to SBUF | 2 | 50.00 % |" in text
+    assert "| `TINY` | 4 x 12 x 16," in text
     module.MACHINES = module.MACHINES[:2]
-    assert "TRN" not in module.render()
+    assert "TRN" not in module.render(figures)
 
 
 COLLECT = """

@@ -28,11 +28,13 @@ class RoundRobin(wiring.Component):
     take : :py:`In(1)`
         The grant was used: the turn passes to the next. A request is granted after at most
         ``count - 1`` uses by others.
+    hold : :py:`In(1)`
+        With ``take``: the turn stays with the one granted, as long as it requests.
     """
 
     def __init__(self, *, count):
         self.count = count
-        super().__init__({"requests": In(count), "grant": Out(count), "take": In(1)})
+        super().__init__({"requests": In(count), "grant": Out(count), "take": In(1), "hold": In(1)})
 
     def elaborate(self, platform):
         m = Module()
@@ -47,5 +49,8 @@ class RoundRobin(wiring.Component):
             # Ones strictly after the granted bit; all ones when it was the last.
             after = Signal(n)
             m.d.comb += after.eq(~((self.grant << 1) - 1))
-            m.d.sync += mask.eq(after | (~after.any()).replicate(n))
+            with m.If(self.hold):
+                m.d.sync += mask.eq(after | self.grant)
+            with m.Else():
+                m.d.sync += mask.eq(after | (~after.any()).replicate(n))
         return m

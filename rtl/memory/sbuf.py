@@ -8,7 +8,7 @@ reach one group of partitions each and take what the engines leave (:class:`Sbuf
 from functools import reduce
 from operator import or_
 
-from amaranth.hdl import Cat, Module, Mux, ResetInserter, Signal
+from amaranth.hdl import Cat, Const, Module, Mux, ResetInserter, Signal
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.memory import Memory, MemoryData
 from amaranth.lib.wiring import In, Out
@@ -436,7 +436,7 @@ class Sbuf(wiring.Component):
     dma_write : :py:`In(stream.Signature(SbufBeat)).array(engines)`
     dma_read : :py:`In(stream.Signature(SbufReadRequest)).array(engines)`
         Any engine reaches any partition; per group of partitions one beat of each kind per cycle,
-        in turn.
+        in turn. An engine that goes across the partitions has its turn for all beats of a group.
     dma_read_data : :py:`Out(DmaReadData).array(engines)`
     starving : :py:`Out(2)`
         Per bank, registered: a DMA beat has waited too long.
@@ -580,6 +580,21 @@ class Sbuf(wiring.Component):
             m.d.comb += [group.put_data[j].eq(port.data[g * count + j]) for j in range(count)]
         return commits
 
+    def _hold(self, m, turn, beat):
+        """Let an engine that goes across the partitions pass through a group at once.
+
+        A group takes several beats. If engines that do the same took turns in between, they would
+        stay together from group to group, and leave all others idle. So the first one gets ahead,
+        and in the end each has a group for itself.
+        """
+        group_log2 = ceil_log2(self.config.group)
+        most = max(1, self.config.group // 2)  # beats of a group, with elements of 4 bytes
+        held = Signal(range(most))  # so that nobody holds on to it
+        last = (Const(7, 3) >> beat.size_log2)[:group_log2] | beat.partition[:group_log2]
+        m.d.comb += turn.hold.eq(beat.across & ~last.all() & (held != most - 1))
+        with m.If(turn.grant.any()):
+            m.d.sync += held.eq(Mux(turn.hold, held + 1, 0))
+
     def _dma(self, m, taken, committed, read_yield):
         """Offer the beats to their groups, return the data, watch over those that wait."""
         groups, engines = self._groups, self.config.dma_engines
@@ -625,10 +640,12 @@ class Sbuf(wiring.Component):
                     turn.take.eq(1),
                     getattr(group, f"{kind}_engine").eq(turn.grant),
                 ]
+                granted = getattr(group, f"{kind}_beat")
                 with m.Switch(turn.grant):
                     for e, beat in enumerate(beats):
                         with m.Case(1 << e):
-                            m.d.comb += getattr(group, f"{kind}_beat").eq(beat.p)
+                            m.d.comb += granted.eq(beat.p)
+                self._hold(m, turn, granted)
                 grants.append(turn.grant)
                 delayed.append((wanted & ~turn.grant).any())
             served = Signal(engines, name=f"{kind}_served")

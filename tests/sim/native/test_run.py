@@ -139,9 +139,15 @@ def test_the_c_names_what_it_computes(tmp_path):
     copied = keep_c(work, tmp_path / "for" / "people")
     assert {"model.h", "model.c", "model0.c", "model.json"} <= {path.name for path in copied}
     text = "".join(path.read_text() for path in copied)
-    assert re.search(r"u32 v\d+_0\[10 \+ \d+\]; /\* <\S+>\.part0\.wide\[0:\d+\], 10 lanes \*/", text)
-    assert re.search(r"u64 m\d+\[\d+ \+ \d+\]; /\* <\S+memory\S*, 6 rows of 40 bits, 10 lanes \*/", text)
-    assert re.search(r"u32 f\d+; /\* <\S+>\.load, 10 lanes \*/|f\d+\[10 \+ \d+\]; /\* <\S+>\.load", text)
+    assert re.search(
+        r"u32 v\d+_0\[10 \+ \d+\]; /\* <\S+>\.part0\.wide\[0:\d+\], 10 lanes \*/", text
+    )
+    assert re.search(
+        r"u64 m\d+\[\d+ \+ \d+\]; /\* <\S+memory\S*, 6 rows of 40 bits, 10 lanes \*/", text
+    )
+    assert re.search(
+        r"u32 f\d+; /\* <\S+>\.load, 10 lanes \*/|f\d+\[10 \+ \d+\]; /\* <\S+>\.load", text
+    )
     state = text.partition("struct state {")[2].partition("};")[0]
     for line in state.splitlines():
         assert not re.match(r"\s+(_Alignas\(64\) )?u\d+ v\d", line) or "/*" in line, line
