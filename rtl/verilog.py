@@ -6,6 +6,8 @@ memory of one geometry. The result is what ``makalu export`` writes and what the
 are built from.
 """
 
+import contextlib
+import gc
 import json
 import re
 import shutil
@@ -31,7 +33,9 @@ from amaranth.utils import ceil_log2
 
 from .lib.replicate import Library
 
-__all__ = ["Rtlil", "export", "to_rtlil", "to_verilog", "write_export"]
+__all__ = [
+    "Rtlil", "export", "rtlil_texts", "seldom_collected", "to_rtlil", "to_verilog", "write_export",
+]  # fmt: skip
 
 TOP = "makalu_core"
 """Name of the top module of an exported core."""
@@ -246,6 +250,21 @@ def _convert(component, name, library, emit_src):
     return text
 
 
+@contextlib.contextmanager
+def seldom_collected():
+    """Let Python look for garbage more seldom: millions of objects live until a design is done.
+
+    Elaborating TRN takes 25 instead of 35 s, in as much memory.
+    """
+    before = gc.get_threshold()
+    gc.set_threshold(50_000, *before[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+
+
+@seldom_collected()
 def to_rtlil(component, *, name=TOP, emit_src=False):
     """Convert a component and everything in it, each replicated component once.
 
@@ -264,17 +283,23 @@ def to_rtlil(component, *, name=TOP, emit_src=False):
     -------
     :class:`Rtlil`
     """
-    _mark_used(component)
     library = _MemoryModules()
+    texts = list(rtlil_texts(component, name=name, emit_src=emit_src, library=library))
+    return Rtlil("\n".join(texts), name, tuple(library.components), tuple(library.memories))
+
+
+def rtlil_texts(component, *, name=TOP, emit_src=False, library=None):
+    """What :func:`to_rtlil` consists of, piece by piece, the top first."""
+    _mark_used(component)
+    library = _MemoryModules() if library is None else library
     library.top = name
-    texts = [_convert(component, name, library, emit_src)]
+    yield _convert(component, name, library, emit_src)
     done = 0
     while done < len(library.components):  # converting one may add others
         inner, part = list(library.components.items())[done]
-        texts.append(_convert(part, inner, library, emit_src))
+        yield _convert(part, inner, library, emit_src)
         done += 1
-    texts += library.memories.values()
-    return Rtlil("\n".join(texts), name, tuple(library.components), tuple(library.memories))
+    yield from library.memories.values()
 
 
 _NAME = r"(?:\\\S+ |[\w$]+)"

@@ -229,7 +229,7 @@ def _failure(command, output):
     )
 
 
-def run_all(commands, *, jobs=2, cwd=None, env=None, finished=None):
+def run_all(commands, *, jobs=2, cwd=None, env=None, finished=None, meanwhile=None):
     """Run commands, ``jobs`` at a time; stop the others when one fails or on an interrupt.
 
     Parameters
@@ -238,6 +238,8 @@ def run_all(commands, *, jobs=2, cwd=None, env=None, finished=None):
     jobs : :class:`int`
     finished : callable(:class:`int`), optional
         Told how many have finished.
+    meanwhile : callable(), optional
+        Called while the first are running; the next ones wait until it returns.
 
     Raises
     ------
@@ -258,6 +260,9 @@ def run_all(commands, *, jobs=2, cwd=None, env=None, finished=None):
                     log.close()
                     raise ToolMissing(f"{command[0]} does not run: {error}") from None
                 running.append((process, command, log))
+            if meanwhile is not None:
+                meanwhile, call = None, meanwhile
+                call()
             for item in list(running):
                 process, command, log = item
                 if process.poll() is None:

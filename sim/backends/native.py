@@ -16,7 +16,7 @@ from amaranth.lib.data import Layout
 
 from ... import rtl
 from ...rtl.arch.config import HbmConfig
-from ...rtl.verilog import to_rtlil
+from ...rtl.verilog import rtlil_texts, seldom_collected
 from .. import memory, native, toolchain
 from ..memory import ARRAY, HbmSettings
 from ..native import checkpoint
@@ -107,12 +107,12 @@ def build(config, *, progress=None, keep=None):
         if progress is not None:
             progress(text, fraction)
 
+    @seldom_collected()
     def fill(work):
         report("elaborating", 0.0)
-        design = to_rtlil(SimTop(config=config, settable=True), name=_TOP, emit_src=True)
-        report("synthesizing", 0.25)
-        modules = netlist_of(design.text, _TOP)
-        report("compiling", 0.5)
+        top = SimTop(config=config, settable=True)
+        modules = netlist_of(rtlil_texts(top, name=_TOP, emit_src=True), _TOP)
+        report("compiling", 0.4)
         compile_netlist(
             work, modules, _TOP, externs=_EXTERNS, prelude=_HBM,
             glue=_GLUE.read_text(), cc=cc,

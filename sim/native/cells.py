@@ -491,7 +491,7 @@ class Body:
         count, n = -(-to // WORD), len(self.lines)
         if both:  # the order of signed numbers is that of unsigned ones, sign inverted
             a, b = (bits + [bits[-1]] * (count * WORD - to) for bits in (a, b))
-        names = [self.array(bits, count, f"{x}{n}") for x, bits in (("a", a), ("b", b))]
+        names = [self.array(bits, count, f"{x}{n}") for x, bits in (("left", a), ("right", b))]
         if both:
             for i, name in enumerate(names):
                 self.lines.append(

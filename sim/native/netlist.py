@@ -26,6 +26,7 @@ __all__ = [
 ]
 
 CONST0, CONST1 = -1, -2
+CONSTANTS = {"0": CONST0, "1": CONST1, "x": CONST0, "z": CONST0}
 """Numbers of constant bits."""
 
 WORD = 64
@@ -375,21 +376,18 @@ class _Flattener:
     def module(self, name, context, ports, path, allow_groups=True):
         """Put an instance of a module into a context; ``ports`` maps its bits to bit numbers."""
         module = self.modules[name]
-        numbers = dict(ports)
+        numbers = {**ports, **CONSTANTS}
         fresh = set()
         for net in module["netnames"].values():
-            fresh.update(bit for bit in net["bits"] if not isinstance(bit, str))
+            fresh.update(net["bits"])
         for cell in module["cells"].values():
             for wires in cell["connections"].values():
-                fresh.update(bit for bit in wires if not isinstance(bit, str))
+                fresh.update(wires)
         fresh = sorted(fresh - numbers.keys())
         numbers.update(zip(fresh, self.bits(len(fresh)), strict=True))
 
         def bits(raw):
-            return [
-                numbers[bit] if not isinstance(bit, str) else (CONST1 if bit == "1" else CONST0)
-                for bit in raw
-            ]
+            return [numbers[bit] for bit in raw]
 
         inits = {}
         for net in module["netnames"].values():
@@ -400,12 +398,7 @@ class _Flattener:
                     if init == "1" and not isinstance(bit, str):
                         inits[bit] = 1
         labels = self.labels(module)
-        if context.number:
-            context.scopes.append((path, name, numbers))
-        else:
-            nets = [item for item in module["netnames"].items() if not item[1].get("hide_name")]
-            named = {label: np.array(bits(net["bits"]), np.int32) for label, net in nets}
-            context.scopes.append((path, name, named))
+        context.scopes.append((path, name, numbers))
         for label, cell in sorted(module["cells"].items(), key=natural):
             kind, wires = cell["type"], cell["connections"]
             where = f"{path}.{label}"
@@ -625,9 +618,8 @@ class _Flattener:
                 inputs[name] = value
                 ports.update(zip(port["bits"], own, strict=True))
         numbers = self.module(self.top, self.rest, ports, self.top)
-        constants = {"0": CONST0, "1": CONST1, "x": CONST0}
         outputs = {
-            name: np.array([constants.get(bit, numbers.get(bit)) for bit in port["bits"]])
+            name: np.array([numbers[bit] for bit in port["bits"]])
             for name, port in top["ports"].items()
             if port["direction"] == "output"
         }

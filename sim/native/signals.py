@@ -8,7 +8,7 @@ import difflib
 import re
 from fnmatch import translate
 
-from .netlist import CONST0, CONST1, IGNORED, natural
+from .netlist import CONST1, IGNORED, natural
 
 __all__ = ["Signal", "Signals", "UnknownSignal", "WindowError", "table_of"]
 
@@ -26,31 +26,37 @@ class WindowError(ValueError):
 # When a model is built ----------------------------------------------------------------------------
 
 
-def _runs(netlist, bits):
-    """Bits as a flat list of value, offset, lane and length; None if something is not driven.
+class _Bits:
+    """What the bits of a netlist are made of."""
 
-    The value of a constant is -1 and its offset what it is.
-    """
-    runs = []
-    for bit in bits:
-        bit = int(bit)
-        if bit in netlist.undriven:
+    def __init__(self, netlist):
+        self.value_of, self.offset_of = netlist.value_of.tolist(), netlist.offset_of.tolist()
+        self.lane_of, self.undriven = netlist.lane_of.tolist(), netlist.undriven
+
+    def runs(self, bits):
+        """Bits as a flat list of value, offset, lane and length; None if one is not driven.
+
+        The value of a constant is -1 and its offset what it is.
+        """
+        if not self.undriven.isdisjoint(bits):
             return None
-        value = int(netlist.value_of[bit]) if bit >= 0 else bit
-        if value < 0:
-            one = int(value == CONST1)
-            if runs and runs[-4] == _CONSTANT:
-                runs[-3] |= one << runs[-1]
+        runs = []
+        for bit in bits:
+            value = self.value_of[bit] if bit >= 0 else bit
+            if value < 0:
+                one = int(value == CONST1)
+                if runs and runs[-4] == _CONSTANT:
+                    runs[-3] |= one << runs[-1]
+                    runs[-1] += 1
+                else:
+                    runs += [_CONSTANT, one, 0, 1]
+                continue
+            offset, lane = self.offset_of[bit], self.lane_of[bit]
+            if runs and (runs[-4], runs[-3] + runs[-1], runs[-2]) == (value, offset, lane):
                 runs[-1] += 1
             else:
-                runs += [_CONSTANT, one, 0, 1]
-            continue
-        offset, lane = int(netlist.offset_of[bit]), int(netlist.lane_of[bit])
-        if runs and (runs[-4], runs[-3] + runs[-1], runs[-2]) == (value, offset, lane):
-            runs[-1] += 1
-        else:
-            runs += [value, offset, lane, 1]
-    return runs
+                runs += [value, offset, lane, 1]
+        return runs
 
 
 def _walk(modules, name, path=""):
@@ -61,7 +67,14 @@ def _walk(modules, name, path=""):
             yield from _walk(modules, cell["type"], f"{path}.{label}")
 
 
-def _lane_scopes(netlist, group, kind):
+def _named(module):
+    """Names of a module that stand in the source, and their bits."""
+    for label, net in module["netnames"].items():
+        if not net.get("hide_name"):
+            yield label, net["bits"]
+
+
+def _lane_scopes(netlist, bits_of, group, kind):
     """Signals of lanes of a module: path in the lane to name to runs."""
     found = {}
     for (path, module), (_, first, numbers) in zip(
@@ -70,18 +83,14 @@ def _lane_scopes(netlist, group, kind):
         own = {netlist.shared[first][bit]: at for bit, at in numbers.items()
                if bit in netlist.shared[first]}  # fmt: skip
         names = found.setdefault(path, {})
-        for label, net in netlist.modules[module]["netnames"].items():
-            if net.get("hide_name"):
-                continue
+        for label, raw in _named(netlist.modules[module]):
             bits = []
-            for bit in net["bits"]:
-                if isinstance(bit, str):
-                    bits.append(CONST1 if bit == "1" else CONST0)
-                elif module == first:
+            for bit in raw:
+                if module == first or isinstance(bit, str):
                     bits.append(numbers[bit])
                 else:
                     bits.append(own.get(netlist.shared[module].get(bit)))
-            runs = None if None in bits else _runs(netlist, bits)
+            runs = None if None in bits else bits_of.runs(bits)
             if runs:
                 names[label] = runs
     return found
@@ -89,9 +98,12 @@ def _lane_scopes(netlist, group, kind):
 
 def table_of(netlist, plan):
     """What :class:`Signals` is made of, after the netlist was scheduled; fit for JSON."""
-    rest = {}
-    for path, _, named in netlist.contexts[0].scopes:
-        runs = {label: _runs(netlist, bits) for label, bits in named.items()}
+    rest, bits_of = {}, _Bits(netlist)
+    for path, module, numbers in netlist.contexts[0].scopes:
+        runs = {
+            label: bits_of.runs([numbers[bit] for bit in raw])
+            for label, raw in _named(netlist.modules[module])
+        }
         rest[path] = {label: found for label, found in runs.items() if found}
     kinds, lanes = [], []
     for group in netlist.contexts[1:]:
@@ -99,7 +111,7 @@ def table_of(netlist, plan):
         for lane, (path, kind) in enumerate(zip(group.paths, group.kinds, strict=True)):
             if kind not in index:
                 index[kind] = len(kinds)
-                kinds.append(_lane_scopes(netlist, group, kind))
+                kinds.append(_lane_scopes(netlist, bits_of, group, kind))
             lanes.append([path, index[kind], lane])
     late = [cell.output.number for cells in plan.late for cell in cells]
     return {

@@ -97,12 +97,12 @@ def _guards(text):
 
 def _count_help(file):
     """Let the first thread leave the first task to the second one, and that one count its tasks."""
-    text, wait = file.read_text(), "!thread && i < 1000 && !(p->ticket & 0xffff)"
+    text, wait = file.read_text(), "!thread && i < 5000 && !(p->ticket & 0xffff)"
     for before, more in (
-        ("struct share {", "unsigned helped;\n"),
+        ("struct share {", "#include <unistd.h>\nunsigned helped;\n"),
         (
             "    u64 ticket = atomic_fetch_add(",
-            f"    for (int i = 0; {wait}; ++i) sched_yield();\n",
+            f"    for (int i = 0; {wait}; ++i) usleep(20);\n",
         ),
         ("    run_task(p->state, ", "    if (thread) helped++;\n"),
     ):

@@ -92,6 +92,31 @@ def test_logic_cut_into_many_functions(tmp_path, seed, number, monkeypatch):
     compare(lambda: RandomLogic(2000 * seed + number, WIDTHS[number % 3], 40), tmp_path)
 
 
+class Wide(wiring.Component):
+    """Sums and comparisons of wide numbers by turns."""
+
+    a: In(70)
+    b: In(130)
+    o: Out(70)
+
+    def elaborate(self, platform):
+        m = Module()
+        value = self.a
+        for _ in range(40):
+            total = Signal(70)
+            m.d.comb += total.eq(value + self.b)
+            less = Signal()
+            m.d.comb += less.eq(total < self.b)
+            value = Mux(less, total, self.a)
+        m.d.sync += self.o.eq(value)
+        return m
+
+
+def test_numbers_of_lines_and_of_values_do_not_meet(tmp_path):
+    """Local arrays are called after one or the other."""
+    compare(Wide, tmp_path)
+
+
 class RandomMemory(wiring.Component):
     """A memory of random geometry with a write port and up to two read ports."""
 

@@ -192,7 +192,10 @@ class Tail(wiring.Component):
     def elaborate(self, platform):
         m = Module()
         with m.If(self.take):
-            m.d.sync += [self.last.eq(self.a), self.mixed.eq((self.mixed + self.b) ^ self.a)]
+            m.d.sync += [
+                self.last.eq(self.a * 3 - self.last),
+                self.mixed.eq(((self.mixed + self.b) ^ self.a) - (self.mixed & self.b)),
+            ]
         return m
 
 
