@@ -90,13 +90,13 @@ class Verdict:
 
 
 class Jury:
-    """The program, from outside; ``cache`` is a folder for what the tests compile."""
+    """The program, from outside."""
 
-    def __init__(self, cache):
-        environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
+    def __init__(self):
         self.process = subprocess.Popen(
-            [sys.executable, __file__], cwd=ROOT, env={**environment, "MAKALU_CACHE": str(cache)},
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            [sys.executable, __file__], cwd=ROOT, text=True,
+            env={k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")},
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         )  # fmt: skip
 
     def close(self):
@@ -142,7 +142,9 @@ def _deliberate(request):
         tests = [f"tests/rtl/{test}" for test in request["judges"]]
         pytest.main([*_PYTEST, "-x", "--timeout", "300", *tests], plugins=[outcomes])
     except BaseException:
-        outcomes.verdict.failed["planting"] = traceback.format_exc()
+        # After a failure pytest itself may stumble over components that are left unused.
+        if not outcomes.verdict.failed:
+            outcomes.verdict.failed["jury"] = traceback.format_exc()
     return outcomes.verdict
 
 
