@@ -140,7 +140,7 @@ def _deliberate(request):
         if request["fault"]:
             Fault(**request["fault"]).plant()
         tests = [f"tests/rtl/{test}" for test in request["judges"]]
-        pytest.main([*_PYTEST, "-x", "--timeout", "300", *tests], plugins=[outcomes])
+        pytest.main([*_PYTEST, "-x", "--timeout", "120", *tests], plugins=[outcomes])
     except BaseException:
         # After a failure pytest itself may stumble over components that are left unused.
         if not outcomes.verdict.failed:
