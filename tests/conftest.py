@@ -19,7 +19,7 @@ def pytest_addoption(parser):
     group.addoption("--seed", type=int, default=1, help="seed of every random test")
     group.addoption(
         "--all-faults", action="store_true",
-        help="judge every planted fault of rtl/test_faults.py, not only the quick ones",
+        help="judge every planted fault of rtl/test_faults.py, not the first of every module alone",
     )  # fmt: skip
     group.addoption(
         "--programs", type=int, default=200, metavar="N",

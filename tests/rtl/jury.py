@@ -32,8 +32,6 @@ class Fault:
         ``old`` is in the source of ``where`` exactly once.
     judge : :class:`str`
         The test, or file of tests, that must fail: as pytest names it, below ``tests/rtl``.
-    further : :class:`bool`
-        Judged only with ``--all-faults``.
     """
 
     where: str
@@ -41,13 +39,16 @@ class Fault:
     old: str
     new: str
     judge: str
-    further: bool = False
+
+    @property
+    def module(self):
+        """The module of ``where``."""
+        return self.where.partition(":")[0]
 
     def plant(self):
         """Give the function the code that it would have if its file said ``new``."""
-        module, _, path = self.where.partition(":")
-        owner = importlib.import_module(f"makalu.rtl.{module}")
-        for part in path.split("."):
+        owner = importlib.import_module(f"makalu.rtl.{self.module}")
+        for part in self.where.partition(":")[2].split("."):
             owner = inspect.getattr_static(owner, part)
         function = owner.fget if isinstance(owner, property) else owner
         file = Path(inspect.getsourcefile(function))

@@ -18,7 +18,9 @@ def test_grants_go_round_and_wait_until_they_are_taken(count, rng):
             ctx.set(dut.requests, requests)
             ctx.set(dut.take, take)
             ctx.set(dut.hold, hold)
-            asking = [(turn + i) % count for i in range(count) if requests >> (turn + i) % count & 1]
+            asking = [
+                (turn + i) % count for i in range(count) if requests >> (turn + i) % count & 1
+            ]
             assert ctx.get(dut.grant) == (1 << asking[0] if asking else 0)
             await ctx.tick()
             if asking and take:
