@@ -1,4 +1,5 @@
-"""The core as it is wired, in Amaranth's simulator: a product, and a reset in the middle of it."""
+"""The core as it is wired, in Amaranth's simulator: a product, a reset in the middle of it, and what
+the parts tell each other."""
 
 import ml_dtypes
 import numpy as np
@@ -28,9 +29,15 @@ MKN = 3, 5, 4
 
 
 @pytest.fixture(scope="module")
-def machine():
+def built():
     with PysimMachine(TINY, HBM) as machine:
         yield machine
+
+
+@pytest.fixture
+def machine(built):
+    yield built
+    reset(built)
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +121,6 @@ def execute(machine, programs, descriptors=(), at_most=200):
 
     The status is looked at ``at_most`` times before the work must have ended.
     """
-    reset(machine)
     rng = np.random.default_rng(4)
     before = rng.integers(0, 256, HBM.size_bytes, dtype=np.uint8)
     tables = b"".join(d if isinstance(d, bytes) else d.encode() for d in descriptors)
