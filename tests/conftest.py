@@ -18,6 +18,10 @@ def pytest_addoption(parser):
     group = parser.getgroup("makalu")
     group.addoption("--seed", type=int, default=1, help="seed of every random test")
     group.addoption(
+        "--all-faults", action="store_true",
+        help="judge every planted fault of rtl/test_faults.py, not the first of every module alone",
+    )  # fmt: skip
+    group.addoption(
         "--programs", type=int, default=200, metavar="N",
         help="random programs in lock step: N on TINY, N/10 on SMALL, N/40 in Amaranth's simulator",
     )  # fmt: skip

@@ -1,4 +1,7 @@
-"""The core as it is wired, in Amaranth's simulator: a product, and a reset in the middle of it."""
+"""The core as it is wired, in Amaranth's simulator.
+
+A product, a reset in the middle of it, and what the parts tell each other.
+"""
 
 import ml_dtypes
 import numpy as np
@@ -6,7 +9,19 @@ import pytest
 from makalu.firmware.kernels.matmul import matmul_program
 from makalu.rtl.arch import formats
 from makalu.rtl.arch.config import TINY, HbmConfig
-from makalu.rtl.arch.isa import Engine
+from makalu.rtl.arch.isa import (
+    AccessPattern,
+    Descriptor,
+    DescriptorSide,
+    DmaStart,
+    Engine,
+    ErrorCode,
+    LoadStationary,
+    MatmulMoving,
+    Memset,
+    Space,
+    TensorCopy,
+)
 from makalu.rtl.arch.registers import address_of, counter_address, queue_register
 from makalu.sim.backends.pysim import PysimMachine
 from makalu.sim.golden import GoldenCore
@@ -16,9 +31,15 @@ MKN = 3, 5, 4
 
 
 @pytest.fixture(scope="module")
-def machine():
+def built():
     with PysimMachine(TINY, HBM) as machine:
         yield machine
+
+
+@pytest.fixture
+def machine(built):
+    yield built
+    reset(built)
 
 
 @pytest.fixture(scope="module")
@@ -45,10 +66,10 @@ def product():
 
 def reset(machine):
     machine.reg_write(address_of("control"), 2)
-    for _ in range(20):
+    for _ in range(40):
         if not machine.reg_read(address_of("status")) & 8:
             return
-        machine.step(20)
+        machine.step(40)
     raise AssertionError("the reset does not end")
 
 
@@ -89,3 +110,119 @@ def test_a_product_from_hbm_to_hbm_and_again_after_a_reset_in_it(machine, produc
     reset(machine)
     start(machine, before, queues)
     assert finish(machine, after) == counts, "something is left of the runs before"
+
+
+# What the parts tell each other -------------------------------------------------------------------
+
+TABLE, BUSY, DONE, ERROR = 0x3000, 1, 2, 4
+N = TINY.partitions
+
+
+def execute(machine, programs, descriptors=(), at_most=200):
+    """Start programs (engine to instructions) over random bytes; return HBM as it was then.
+
+    The status is looked at ``at_most`` times before the work must have ended.
+    """
+    rng = np.random.default_rng(4)
+    before = rng.integers(0, 256, HBM.size_bytes, dtype=np.uint8)
+    tables = b"".join(d if isinstance(d, bytes) else d.encode() for d in descriptors)
+    before[TABLE : TABLE + len(tables)] = np.frombuffer(tables, np.uint8)
+    queues = {}
+    for i, (engine, program) in enumerate(programs.items()):
+        words = b"".join(instruction.encode() for instruction in program)
+        base = 0x1800 * i
+        assert base + len(words) <= TABLE
+        before[base : base + len(words)] = np.frombuffer(words, np.uint8)
+        queues[engine] = base, len(program)
+    bytes_of_sbuf = (N, TINY.sbuf_bytes)
+    machine.sbuf_write(rng.integers(0, 64, bytes_of_sbuf, dtype=np.uint8))
+    golden = GoldenCore(TINY, HBM.size_bytes)
+    golden.hbm[:], golden.sbuf[:], golden.psum[:] = before, machine.sbuf_read(), machine.psum_read()
+    start(machine, before, queues)
+    for _ in range(at_most):
+        if not machine.reg_read(address_of("status")) & BUSY:
+            break
+    return golden, queues
+
+
+def count(machine, name):
+    return machine.reg_read(counter_address(name))
+
+
+def memset(n, *dims):
+    return Memset(dst=AccessPattern(formats.INT8, 0, N, 0, dims or ((1, n),)), value=7)
+
+
+def matmul(n, bank=0):
+    dst = AccessPattern(formats.FP32, 0, N, 64 * bank, ((1, n),), Space.PSUM)
+    return MatmulMoving(dst=dst, src=AccessPattern(formats.BF16, 0, N, 0, ((1, n),)))
+
+
+def load():
+    return LoadStationary(src=AccessPattern(formats.BF16, 0, N, 1024, ((1, N),)))
+
+
+def copy_from_psum(n, *dims):
+    src = AccessPattern(formats.FP32, 0, N, 0, dims or ((1, n),), Space.PSUM)
+    return TensorCopy(dst=AccessPattern(formats.FP32, 0, N, 512, ((1, n),)), src=src)
+
+
+def dma(count=1):
+    return DmaStart(engine=Engine.SP, table=TABLE, engines_used=1, count=count)
+
+
+def linear(src, dst, nbytes):
+    return Descriptor(0, DescriptorSide(src, ((1, nbytes),)), DescriptorSide(dst, ((1, nbytes),)))
+
+
+WORK = {
+    "tensor": ({Engine.PE: [load(), *(matmul(16, bank) for bank in range(8))]}, []),
+    "vector": ({Engine.DVE: [memset(600)]}, []),
+    "dma": ({Engine.SP: [dma()]}, [linear(0x1000, 0x2001, 600)]),
+}
+
+
+@pytest.mark.parametrize("part", WORK)
+def test_done_means_that_work_which_updates_nothing_is_complete(machine, part):
+    golden, queues = execute(machine, *WORK[part])
+    seen = np.frombuffer(machine.hbm_read(0, HBM.size_bytes), np.uint8)
+    seen = [seen, machine.sbuf_read(), machine.psum_read()]
+    assert machine.reg_read(address_of("status")) == DONE
+    golden.run(queues)
+    for got, want in zip(seen, (golden.hbm, golden.sbuf, golden.psum), strict=True):
+        assert np.array_equal(got, want)
+
+
+def test_a_bad_descriptor_stops_the_core(machine):
+    execute(machine, {Engine.SP: [dma()]}, [bytes(128)])
+    assert machine.reg_read(address_of("status")) == ERROR
+    assert machine.reg_read(address_of("error")) & 0xFFFF == ErrorCode.BAD_DESCRIPTOR | 16 << 8
+
+
+def test_a_reset_does_not_wait_until_a_transfer_is_complete(machine):
+    copies = [linear(0x1000, 0x2001, 0xF00)] * 4
+    execute(machine, {Engine.SP: [dma(len(copies))]}, copies, at_most=60)
+    assert machine.reg_read(address_of("status")) == BUSY
+    written = count(machine, "dma_write_bytes")
+    assert written > 0
+    reset(machine)
+    # What is in flight, or has been read, is not more than the buffers hold.
+    assert count(machine, "dma_write_bytes") < 0x3000
+
+
+def test_the_engines_wait_for_each_others_psum_bank(machine):
+    copies = [copy_from_psum(64, (1, 16), (0, 4)) for _ in range(4)]
+    program = [load(), *(matmul(16) for _ in range(6))]
+    execute(machine, {Engine.PE: program, Engine.DVE: copies})
+    assert machine.reg_read(address_of("status")) == DONE
+    assert count(machine, "pe_wait_psum") > 0
+    assert count(machine, "dve_wait_psum") > 0
+
+
+def test_the_vector_engine_leaves_gaps_for_a_load_into_its_bank(machine):
+    """A word of bank 0 in every cycle."""
+    work = memset(0, (32, 64), (0, 8))
+    into = linear(0x1000, TINY.sbuf_address(0, 16 * 32), 256)
+    execute(machine, {Engine.DVE: [work], Engine.SP: [dma()]}, [into])
+    assert machine.reg_read(address_of("status")) == DONE
+    assert count(machine, "dve_wait_sbuf") > 0

@@ -349,6 +349,8 @@ def mutations(word, cls, queue, config, rng):
                 yield f"{name} misaligned", queue, change(simple, offset=1 << i), outside
             for offset in (size, size + fmt.bytes, 1 << 31, (1 << 32) - fmt.bytes):
                 yield f"{name} offset {offset}", queue, change(simple, offset=offset), outside
+            before = change(simple, step0=-1 & 0xFFFF, count0=2, offset=0)
+            yield f"{name} an element before the first", queue, before, outside
         for i in range(4):
             two = change(**flat, dtype=fp32)
             two = change(two, **{f"count{i}": 2})

@@ -442,6 +442,25 @@ def test_prefetch_beyond_a_stop_raises_nothing(bench):
     b.run(test)
 
 
+def test_a_start_after_an_error_changes_nothing(bench):
+    b = bench(latency=10)
+    b.program(Engine.ACT, [load()])
+    b.program(Engine.DVE, [memset(1) for _ in range(20)])
+
+    async def test(ctx):
+        assert (await b.execute(ctx))["error"]
+        for _ in range(400):
+            await ctx.tick()
+        error, begun, issued = await b.error(ctx), len(b.bursts), len(b.issued)
+        await b.start(ctx)
+        for _ in range(400):
+            await ctx.tick()
+        assert await b.status(ctx) == {"busy": 0, "done": 0, "error": 1, "resetting": 0}
+        assert (await b.error(ctx), len(b.bursts), len(b.issued)) == (error, begun, issued)
+
+    b.run(test)
+
+
 def test_no_burst_is_begun_after_an_error(bench):
     b = bench(latency=10)
     b.program(Engine.ACT, [load()])
@@ -1000,6 +1019,24 @@ def test_a_start_gives_the_first_turn_at_the_store_to_the_first_queue():
     simulator.add_testbench(test)
     simulator.run()
     assert found == [list(range(n))] * (2 * n)
+
+
+def test_queues_take_turns_at_being_checked():
+    dut = InstructionStore(config=TINY)
+    n, taken = len(Engine), []
+
+    async def test(ctx):
+        ctx.set(dut.check_want, (1 << n) - 1)
+        for _ in range(2 * n * FRAME_CYCLES):
+            if queues := ctx.get(dut.check_take):
+                taken.append(queues.bit_length() - 1)
+            await ctx.tick()
+
+    simulator = Simulator(dut)
+    simulator.add_clock(1e-6)
+    simulator.add_testbench(test)
+    simulator.run()
+    assert taken == 2 * list(range(n))
 
 
 def test_the_store_reads_for_issue_first_and_keeps_checks_apart(seed):

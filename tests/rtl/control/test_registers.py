@@ -220,6 +220,27 @@ def test_a_response_that_is_not_taken_keeps_the_next_write_waiting(window):
     window.run(test)
 
 
+def test_read_data_that_are_not_taken_stay(window):
+    async def test(ctx):
+        host = window.dut.host
+        ctx.set(host.araddr, address_of("id"))
+        ctx.set(host.arvalid, 1)
+        await ctx.tick().until(host.arready)
+        ctx.set(host.araddr, address_of("watchdog"))
+        for _ in range(8):
+            await ctx.tick()
+        for ready in (0, 0, 0, 1):
+            ctx.set(host.rready, ready)
+            assert ctx.get(host.rvalid)
+            assert ctx.get(host.rdata) == ID_VALUE
+            await ctx.tick()
+        for _ in range(8):
+            await ctx.tick()
+        assert ctx.get(host.rdata) == WATCHDOG_RESET
+
+    window.run(test)
+
+
 def test_semaphores_are_read_and_written_unless_busy_or_sweeping(window, seed):
     rng = random.Random(seed)
 

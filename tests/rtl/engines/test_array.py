@@ -70,6 +70,7 @@ DIRECTED = [  # moving, weight, sum
     (word(*ZERO), word(*ONE), 0x80000000), (word(0, 99), word(0xFFF, 20), 0x3F800001),
     (VOID_WORD, word(0x800, 0, 0, INF), 0x80000000),
     (word(0xFFF, 127), word(0xFFF, 127), 0), (word(0xFFF, 127), word(0xFFF, 0), 0x7F7FFFFF),
+    (word(0xFFF, 127, 1), word(0xFFF, 127), 0x7F800000),
     # Half of the last place, and a little more, of an even and of an odd sum
     (word(*ONE), word(0x800, -24), 0x3F800000), (word(*ONE), word(0x800, -24), 0x3F800001),
     (word(0x801, 0), word(0x801, -24), 0x3F800000), (word(*ONE), word(0x801, -25), 0x3F800000),

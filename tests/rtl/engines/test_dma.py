@@ -665,6 +665,18 @@ def test_across_partitions_from_every_start_and_of_every_count(small, size_log2,
     small.check()
 
 
+@pytest.mark.parametrize("load", [True, False], ids=["load", "store"])
+def test_columns_across_partitions_are_not_one_run_although_their_step_is_its_length(tiny, load):
+    tiny.start(latency=10)
+    stride, count = TINY.sbuf_partition_stride, TINY.partitions
+    for size_log2 in range(3):
+        size = 1 << size_log2
+        away = hbm(0x400 + 0x100 * size_log2, (size, 3 * count))
+        here = sbuf(TINY, 0, 64 * (1 + size_log2), (stride, count), (count * size, 3))
+        tiny.job(0, [Descriptor(size_log2, *((away, here) if load else (here, away)))])
+    tiny.check()
+
+
 @pytest.mark.parametrize("size_log2", [1, 2], ids=["halves", "words"])
 def test_offsets_in_elements_move_by_their_size(tiny, size_log2):
     size = 1 << size_log2

@@ -78,6 +78,13 @@ def test_nothing_is_put_from_a_bus_error_on(bad, code, pauses, seed):
     assert set(run.errors) == {(2, 3, 0x1000 + bad * 8 // burst * burst)}
 
 
+def test_the_first_of_two_bus_errors_is_the_one_that_is_kept(seed):
+    burst = TINY.dma_burst_bytes
+    run = Reads(0x1000, 2 * burst, {1: SLVERR, 45: DECERR}, seed=seed).run()
+    assert run.beats > 45
+    assert set(run.errors) == {(2, 3, 0x1000)}
+
+
 def test_no_burst_is_begun_after_a_bus_error(seed):
     burst = TINY.dma_burst_bytes
     run = Reads(0x1000, 40 * burst, {0: SLVERR}, 0.3, seed).run()
@@ -92,7 +99,8 @@ def test_without_an_error_all_bytes_are_put(seed):
     assert run.errors == []
 
 
-def test_descriptors_go_before_data_and_are_no_data(seed):
+@pytest.mark.parametrize("count", [40, 500], ids=["one-burst", "more-bursts"])
+def test_descriptors_go_before_data_and_are_no_data(count, seed):
     dut = HbmReader(config=TINY)
     rng = random.Random(seed)
     words, put, counted = [], [], {"read": 0, "descriptor": 0}
@@ -101,7 +109,7 @@ def test_descriptors_go_before_data_and_are_no_data(seed):
         axi = dut.axi
         ctx.set(dut.space, SPACE)
         ctx.set(dut.i.p.address, 0x2004)
-        ctx.set(dut.i.p.bytes, 40)
+        ctx.set(dut.i.p.bytes, count)
         ctx.set(dut.i.valid, 1)
         await ctx.tick().until(dut.i.ready)
         ctx.set(dut.i.valid, 0)
@@ -110,7 +118,7 @@ def test_descriptors_go_before_data_and_are_no_data(seed):
         ctx.set(dut.fetch.p.tag.queue, 1)
         ctx.set(dut.fetch.valid, 1)
         owed, addresses = deque(), []
-        for _ in range(200):
+        for _ in range(300):
             ready, offers = rng.random() < 0.5, bool(owed) and rng.random() < 0.7
             ctx.set(axi.arready, int(ready))
             ctx.set(axi.rvalid, int(offers))
@@ -133,13 +141,14 @@ def test_descriptors_go_before_data_and_are_no_data(seed):
                 ctx.set(dut.fetch.valid, 0)
             if taken:
                 owed.popleft()
-        assert addresses == [0x2000, 0x8000]
+        later = range(0x2100, 0x2004 + count, TINY.dma_burst_bytes)
+        assert addresses == [0x2000, 0x8000, *later], "but for the burst that is offered already"
         assert ctx.get(dut.idle)
 
     simulate(dut, testbench)
     assert words == [(1, i, 0x8000 + 8 * i, 0) for i in range(16)]
-    assert put == [0x2000 + 8 * i for i in range(6)]
-    assert counted == {"read": 40, "descriptor": 128}
+    assert put == list(range(0x2000, 0x2004 + count, 8))
+    assert counted == {"read": count, "descriptor": 128}
 
 
 def test_no_read_burst_is_begun_after_a_stop_or_without_room():

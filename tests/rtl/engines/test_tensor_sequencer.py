@@ -407,6 +407,16 @@ def test_a_load_waits_for_the_swap_before_it():
     assert run.swaps[0] > 80
 
 
+def test_loads_that_wait_keep_their_order():
+    """More than the unit and the place before it hold."""
+    offsets = [64 * i for i in range(6)]
+    first, *others = (load(SMALL, 16, offset=offset) for offset in offsets)
+    program = [first, matmul(SMALL, 8, bank=1), *others]
+    run = bench(SMALL).run(program, busy_dve=lambda cycle: 2 * (cycle < 80), every=1)
+    words = [word for _, word, _ in run.beats]
+    assert words == [offset // 16 + i // 2 for offset in offsets for i in range(4)]
+
+
 def test_no_elements():
     none = [
         load(SMALL, 16, dims=((1, 0), (7, 60000))),

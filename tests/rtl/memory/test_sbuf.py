@@ -382,6 +382,19 @@ def test_a_reader_alone_is_never_refused(port, rng):
     assert bench.taken[port] == 60
 
 
+@pytest.mark.parametrize("port", ["moving", "weights", "vector_read"])
+def test_a_word_that_is_held_leaves_its_bank_to_dma(port, rng):
+    bench = Bench(ONE_SMALL_GROUP, rng, {port: "never-paused", "dma_read": "never-paused"})
+    command, beat = bench.read_command, bench.beat
+    bench.read_command = lambda port: (
+        command(port) | {"new": port not in bench.model.held, "word": 2}
+    )
+    bench.beat = lambda *, write: along(beat(write=write), offset=64)
+    simulate(ONE_SMALL_GROUP, lambda ctx, dut: bench.run(ctx, dut, 60))
+    assert bench.taken[port] == 60
+    assert bench.taken["dma_read"] >= 59
+
+
 @pytest.mark.parametrize("kind", ["dma_read", "dma_write"])
 def test_dma_alone_moves_a_beat_every_cycle(kind, rng):
     bench = Bench(ONE_SMALL_GROUP, rng, {kind: "never-paused"})
