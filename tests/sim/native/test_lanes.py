@@ -1,6 +1,7 @@
 """Equal parts as lanes: whatever connects them, nothing but the speed changes."""
 
 import random
+import re
 import sys
 from pathlib import Path
 
@@ -302,10 +303,17 @@ class Wides(wiring.Component):
         return m
 
 
+LOOPS = re.compile(r"^ +(LANES\n +)?for \(\w+ l = (.*?)^        \}\n", re.MULTILINE | re.DOTALL)
+
+
 def test_wide_numbers_in_lanes(tmp_path, seed):
     """What is computed in arrays is not computed for several lanes at a time."""
     model = compare(Wides, tmp_path, cycles=200, seed=seed, flags=("-O2",), cc=find_clang_cc())
     assert 16 in lanes(model).values()
+    loops = [loop for file in tmp_path.glob("*.c") for loop in LOOPS.findall(file.read_text())]
+    arrays = [vector for vector, body in loops if re.search(r"\bw_\w+\(", body)]
+    assert arrays
+    assert not any(arrays)
 
 
 class Look(wiring.Component):
@@ -329,18 +337,26 @@ class Look(wiring.Component):
 
 
 class Looks(wiring.Component):
-    at: In(3)
-    mix: In(8)
-    data: Out(80)
+    def __init__(self, count=10, apart=False):
+        self.count, self.apart = count, apart
+        super().__init__({"at": In(3), "mix": In(8), "data": Out(8 * count)})
 
     def elaborate(self, platform):
         m, data = Module(), []
-        for i in range(10):
+        for i in range(self.count):
             m.submodules[f"look{i}"] = look = Look()
-            m.d.comb += [look.at.eq(self.at), look.mix.eq(self.mix)]
+            own = i if self.apart else 0
+            m.d.comb += [look.at.eq(self.at ^ own), look.mix.eq(self.mix | own)]
             data.append(look.data)
         m.d.comb += self.data.eq(Cat(data))
         return m
+
+
+def test_a_memory_read_without_a_clock_in_several_blocks(tmp_path, monkeypatch):
+    """Lanes of the second block have rows of their own."""
+    monkeypatch.setattr(emit, "BLOCK", 4)
+    model = compare(lambda: Looks(12, apart=True), tmp_path, cycles=600, change=0.7)
+    assert 12 in lanes(model).values()
 
 
 def test_an_idle_group_sees_what_is_written_into_its_memory_from_outside(tmp_path):
