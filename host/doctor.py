@@ -39,8 +39,8 @@ def examine():
         "backends": backends,
         "tools": [
             {"name": "python", "ok": True, "detail": platform.python_version()},
-            _row("C++ compiler", lambda: _compiler(toolchain.find_cxx)),
-            _row("C compiler", lambda: _compiler(toolchain.find_cc)),
+            _row("C++ compiler", lambda: _compiler(toolchain.find_clang_cxx)),
+            _row("C compiler", lambda: _compiler(toolchain.find_clang_cc)),
             _row("verilator", lambda: toolchain.find_verilator().version),
             {"name": "cache", "ok": True, "detail": str(toolchain.cache_dir())},
         ],

@@ -1,9 +1,11 @@
 """Every package is shipped: a forgotten one is missing from the wheel without a warning."""
 
+import re
 import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
+TEXT = (".py", ".md", ".c", ".h", ".cpp", ".json", ".toml", "")
 
 
 def test_every_package_is_listed():
@@ -34,3 +36,15 @@ def test_every_dependency_has_a_reason_and_a_lower_bound():
 def test_python_is_typed():
     for folder in ("host/front", "rtl", "sim", "firmware", "host"):
         assert (ROOT / folder / "py.typed").exists(), folder
+
+
+def test_nothing_is_said_of_the_machine_it_was_written_on():
+    """Paths that exist for one person alone."""
+    own = re.compile(r"(?<![\w.])/(?:opt|root|home|work|tmp)/\w")
+    files = [ROOT / "README.md", ROOT / "pyproject.toml", *ROOT.glob("*.sh")]
+    for folder in (".ci", "rtl", "sim", "firmware", "host", "tests"):
+        files += [
+            path for path in (ROOT / folder).rglob("*") if path.suffix in TEXT and path.is_file()
+        ]
+    assert len(files) > 200
+    assert not [str(path) for path in files if own.search(path.read_text(encoding="utf-8"))]

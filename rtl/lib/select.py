@@ -29,7 +29,8 @@ class RoundRobin(wiring.Component):
         The grant was used: the turn passes to the next. A request is granted after at most
         ``count - 1`` uses by others.
     hold : :py:`In(1)`
-        With ``take``: the turn stays with the one granted, as long as it requests.
+        With ``take``: the turn stays with the one granted, as long as it requests. A request then
+        waits until each of the others has given up its turn.
     """
 
     def __init__(self, *, count):

@@ -580,7 +580,7 @@ class Sbuf(wiring.Component):
             m.d.comb += [group.put_data[j].eq(port.data[g * count + j]) for j in range(count)]
         return commits
 
-    def _hold(self, m, turn, beat):
+    def _hold(self, m, turn, beat, wanted):
         """Let an engine that goes across the partitions pass through a group at once.
 
         A group takes several beats. If engines that do the same took turns in between, they would
@@ -592,7 +592,9 @@ class Sbuf(wiring.Component):
         held = Signal(range(most))  # so that nobody holds on to it
         last = (Const(7, 3) >> beat.size_log2)[:group_log2] | beat.partition[:group_log2]
         m.d.comb += turn.hold.eq(beat.across & ~last.all() & (held != most - 1))
-        with m.If(turn.grant.any()):
+        with m.If(~wanted.any()):
+            m.d.sync += held.eq(0)  # every run starts alike
+        with m.Elif(turn.grant.any()):
             m.d.sync += held.eq(Mux(turn.hold, held + 1, 0))
 
     def _dma(self, m, taken, committed, read_yield):
@@ -645,7 +647,7 @@ class Sbuf(wiring.Component):
                     for e, beat in enumerate(beats):
                         with m.Case(1 << e):
                             m.d.comb += granted.eq(beat.p)
-                self._hold(m, turn, granted)
+                self._hold(m, turn, granted, wanted)
                 grants.append(turn.grant)
                 delayed.append((wanted & ~turn.grant).any())
             served = Signal(engines, name=f"{kind}_served")

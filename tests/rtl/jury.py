@@ -47,6 +47,11 @@ class Fault:
 
     def plant(self):
         """Give the function the code that it would have if its file said ``new``."""
+        function, code = self.planted()
+        function.__code__ = code
+
+    def planted(self):
+        """The function, and the code that it would have."""
         owner = importlib.import_module(f"makalu.rtl.{self.module}")
         for part in self.where.partition(":")[2].split("."):
             owner = inspect.getattr_static(owner, part)
@@ -62,8 +67,7 @@ class Fault:
         codes = [compile(text, str(file), "exec", dont_inherit=True)]
         for code in codes:
             if code.co_qualname == function.__code__.co_qualname:
-                function.__code__ = code
-                return
+                return function, code
             codes += [part for part in code.co_consts if inspect.iscode(part)]
         raise LookupError(self.where)
 

@@ -170,6 +170,9 @@ MEMORY = [
     Fault(SBUF + "_hold", "engines take turns in a group", "turn.hold.eq(beat.across",
           "turn.hold.eq(0 & beat.across",
           "memory/test_sbuf.py::test_engines_that_go_across_together_get_out_of_each_others_way"),
+    Fault(SBUF + "_hold", "what was held outlives the requests", "with m.If(~wanted.any()):",
+          "with m.If(0):",
+          "memory/test_sbuf.py::test_a_group_that_nobody_wanted_serves_the_first_engine_first"),
     Fault(SBUF + "_hold", "an engine keeps a group", " & (held != most - 1)", "",
           "memory/test_sbuf.py::test_nobody_holds_on_to_a_group"),
 ]  # fmt: skip
@@ -747,6 +750,13 @@ def test_every_module_has_faults():
     modules = {module for module in modules if not module.endswith("__init__")}
     assert {fault.module for fault in FAULTS} == modules
     assert len(FAULTS) >= 60
+
+
+def test_every_fault_can_be_planted():
+    """Those that are not judged by default, too: what they change is still there."""
+    for fault in FAULTS:
+        function, code = fault.planted()
+        assert code != function.__code__, fault
 
 
 def test_no_fault_is_there_twice():

@@ -10,8 +10,6 @@ from makalu.rtl.arch.config import SMALL, TINY
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-WATCHDOG_CYCLES = 3000
-
 
 def _opened(config, **options):
     reason = devices.missing("verilator", config)
@@ -30,7 +28,7 @@ def small():
 @pytest.fixture(scope="module")
 def tiny():
     """TINY, compiled, with a short watchdog and as much HBM as :mod:`programs` uses."""
-    from programs import HBM_BYTES
+    from programs import HBM_BYTES, WATCHDOG_CYCLES
 
     with _opened(TINY, hbm=HBM_BYTES) as device:
         device._runner._write("watchdog", WATCHDOG_CYCLES)

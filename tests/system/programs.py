@@ -31,8 +31,9 @@ from makalu.rtl.arch.isa import (
     WaitMode,
 )
 
-__all__ = ["HBM_BYTES", "Image", "contents", "random_program"]
+__all__ = ["HBM_BYTES", "WATCHDOG_CYCLES", "Image", "contents", "random_program"]
 
+WATCHDOG_CYCLES = 3000
 HBM_BYTES = 1 << 16
 DATA_BYTES = 1 << 14
 """Data lies at the end of HBM, so that some of it abuts what answers with an error."""

@@ -7,7 +7,6 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from conftest import WATCHDOG_CYCLES
 from makalu.firmware.kernels.matmul import matmul_reference
 from makalu.host.devices import Fault
 from makalu.host.errors import Deadlock, DeviceError, DeviceFaulted
@@ -33,7 +32,7 @@ from makalu.rtl.arch.isa import (
     decode,
 )
 from makalu.sim.golden import GoldenCore, GoldenError, check_word
-from programs import DATA, HBM_BYTES, contents, random_program
+from programs import DATA, HBM_BYTES, WATCHDOG_CYCLES, contents, random_program
 
 pytestmark = [pytest.mark.verilator, pytest.mark.xdist_group("tiny_devices")]
 

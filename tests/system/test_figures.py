@@ -88,6 +88,8 @@ def test_the_array_is_busy_with_operands_in_sbuf(small, rng, k_tiles, wanted):
     utilisation = counters["pe_columns"] / window
     print(f"{utilisation:.2%} of {window} cycles; whole run {counters['core_cycles']} cycles")
     assert utilisation >= wanted
+    case = {"machine": "SMALL", "k_tiles": k_tiles, "utilization": round(utilisation, 4)}
+    assert case in json.loads(FIGURES.read_text())["in_sbuf"]
 
 
 def product(small, rng, m, k, n):

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from chains import STRIPS, TILES, chain
 from makalu.firmware.kernels.matmul import matmul_reference
+from makalu.host.demo import run_demo
 from makalu.host.devices import missing
 from makalu.host.shapes import in_sbuf
 from makalu.rtl.arch import formats
@@ -19,6 +20,7 @@ pytestmark = [
 ]
 
 HBM_BYTES = 64 << 20
+README = Path(__file__).parents[2] / "README.md"
 FIGURES = Path(__file__).parents[1] / "bench" / "figures.json"
 
 
@@ -120,6 +122,15 @@ def test_the_published_cycles(rng, machine, kind, m, k, n, cycles):
             seen = found["cycles"]
         assert c.tobytes() == golden.matmul(a, b).tobytes()
         assert seen == cycles
+
+
+def test_the_demonstration_does_what_the_front_page_shows():
+    report = run_demo("SMALL", "native").report
+    shown = README.read_text()
+    assert f"cycles          {report.cycles:,}\n" in shown
+    assert f"PE utilization  {report.pe_utilization:.1%}\n" in shown
+    moved = f"{report.hbm_bytes_read:,} B read, {report.hbm_bytes_written:,} B written"
+    assert f"HBM             {moved}\n" in shown
 
 
 def test_the_goals_are_met():

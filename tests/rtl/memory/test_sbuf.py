@@ -446,8 +446,10 @@ def test_nobody_holds_on_to_a_group(kind, rng):
     assert max(bench.waits[kind]) == TWO_GROUPS.group // 2
 
 
+@pytest.mark.parametrize("across", [0, 1])
 @pytest.mark.parametrize("kind", ["read", "write"])
-def test_a_group_that_nobody_wanted_serves_the_first_engine_first(kind):
+def test_a_group_that_nobody_wanted_serves_the_first_engine_first(kind, across):
+    """Whatever came before: a beat along a partition, or across some of a group."""
     served = []
 
     async def test(ctx, dut):
@@ -455,7 +457,9 @@ def test_a_group_that_nobody_wanted_serves_the_first_engine_first(kind):
         for before in (0, 1, 0, 0, 1, 1):
             for wanted in ([before], [0, 1]):
                 for e in wanted:
-                    ctx.set(ports[e].p.partition, 9)
+                    ctx.set(ports[e].p.across, across)
+                    ctx.set(ports[e].p.size_log2, 2)
+                    ctx.set(ports[e].p.partition, 10)
                     ctx.set(ports[e].valid, 1)
                 first = [e for e in wanted if ctx.get(ports[e].ready)]
                 for _ in wanted:

@@ -13,6 +13,7 @@ from amaranth.lib.fifo import SyncFIFOBuffered
 from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 from makalu.sim.native import cells, emit
+from makalu.sim.native import model as compiler
 from makalu.sim.native.netlist import Unsupported
 from makalu.sim.toolchain import find_clang_cc
 
@@ -227,6 +228,13 @@ class Pairs(wiring.Component):
 def test_a_group_that_reads_another(tmp_path, change):
     model = compare(lambda: Pairs(9), tmp_path, cycles=400, change=change)
     assert list(lanes(model).values()) == [9, 9]
+
+
+def test_modules_that_are_synthesized_apart(tmp_path, monkeypatch):
+    """Each in a batch of its own, which does not know the others."""
+    monkeypatch.setattr(compiler, "BATCH", 1)
+    found = compare(lambda: Pairs(9), tmp_path, cycles=200, change=0.3)
+    assert list(lanes(found).values()) == [9, 9]
 
 
 class Several(wiring.Component):

@@ -1,3 +1,0 @@
-. /opt/mk/venv/bin/activate
-export PYTHONPATH=/tmp/nw/.typing
-cd /tmp/nw
