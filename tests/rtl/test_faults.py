@@ -172,7 +172,7 @@ MEMORY = [
           "memory/test_sbuf.py::test_engines_that_go_across_together_get_out_of_each_others_way"),
     Fault(SBUF + "_hold", "what was held outlives the requests", "with m.If(~wanted.any()):",
           "with m.If(0):",
-          "memory/test_sbuf.py::test_a_group_that_nobody_wanted_serves_the_first_engine_first"),
+          "memory/test_sbuf.py::test_a_group_is_held_equally_long_whatever_came_before"),
     Fault(SBUF + "_hold", "an engine keeps a group", " & (held != most - 1)", "",
           "memory/test_sbuf.py::test_nobody_holds_on_to_a_group"),
 ]  # fmt: skip

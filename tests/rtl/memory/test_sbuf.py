@@ -474,6 +474,42 @@ def test_a_group_that_nobody_wanted_serves_the_first_engine_first(kind, across):
     assert served == [[0]] * 6
 
 
+@pytest.mark.parametrize("kind", ["read", "write"])
+def test_a_group_is_held_equally_long_whatever_came_before(kind):
+    """Beats across some of a group, then a pause; then both engines go through all of it."""
+    orders = []
+
+    async def test(ctx, dut):
+        ports = getattr(dut, f"dma_{kind}")
+        for port in ports:
+            ctx.set(port.p.across, 1)
+            ctx.set(port.p.size_log2, 2)
+        for before in range(4):
+            ctx.set(ports[0].p.partition, 8)
+            ctx.set(ports[0].valid, before > 0)
+            for _ in range(before):
+                await ctx.tick()
+            ctx.set(ports[0].valid, 0)
+            await ctx.tick()
+            at, order = [0, 0], []
+            while min(at) < 4:
+                for e, port in enumerate(ports):
+                    ctx.set(port.valid, at[e] < 4)
+                    ctx.set(port.p.partition, 8 + 2 * min(at[e], 3))
+                taken = [e for e, port in enumerate(ports) if at[e] < 4 and ctx.get(port.ready)]
+                for e in taken:
+                    at[e] += 1
+                order += taken
+                await ctx.tick()
+            for port in ports:
+                ctx.set(port.valid, 0)
+            await ctx.tick()
+            orders.append(order)
+
+    simulate(TWO_GROUPS, test)
+    assert orders == [[0, 0, 0, 0, 1, 1, 1, 1]] * 4
+
+
 def test_engines_with_different_groups_do_not_meet(rng):
     bench = Bench(TWO_GROUPS, rng, dict.fromkeys(("dma_read", "dma_write"), "never-paused"))
     beat = bench.beat
