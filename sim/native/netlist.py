@@ -26,8 +26,10 @@ __all__ = [
 ]
 
 CONST0, CONST1 = -1, -2
-CONSTANTS = {"0": CONST0, "1": CONST1, "x": CONST0, "z": CONST0}
 """Numbers of constant bits."""
+
+CONSTANTS = {"0": CONST0, "1": CONST1, "x": CONST0, "z": CONST0}
+"""The same by what Yosys writes."""
 
 WORD = 64
 """Bits of a word of C."""
