@@ -17,12 +17,16 @@ from ..arch.formats import CANONICAL_NAN
 from .operand import Kind, Operand, normalize
 
 __all__ = [
-    "ADD_CYCLES", "FMA_CYCLES", "Add", "Fma", "Product", "Sum", "addend", "align_add", "product",
-    "round_sum",
+    "ADD_CYCLES", "FMA32_CYCLES", "FMA_CYCLES", "Add", "Factor", "Fma", "Fma32", "Product", "Sum",
+    "WideProduct", "WideSum", "addend", "align_add", "factor", "product", "round_sum",
+    "wide_product",
 ]  # fmt: skip
 
 FMA_CYCLES = 3
 """Latency of :class:`Fma` from ``x`` and ``w``; one less from ``acc``."""
+
+FMA32_CYCLES = 4
+"""Latency of :class:`Fma32` from ``a`` and ``b``; two less from ``c``."""
 
 ADD_CYCLES = 2
 """Latency of :class:`Add`."""
@@ -59,6 +63,19 @@ class Product(data.Struct):
     exp: signed(10)
 
 
+class WideProduct(data.Struct):
+    """An exact product of two binary32 numbers: ``(-1)**sign * sig * 2**(exp - 174)``, 61 bits.
+
+    As :class:`Product`, but ``sig`` has at most one leading zero unless it is 0.
+    """
+
+    sig: 48
+    sign: 1
+    inf: 1
+    nan: 1
+    exp: signed(10)
+
+
 class Sum(data.Struct):
     """An exact sum before rounding, except for the sticky lowest bit: 40 bits.
 
@@ -77,6 +94,93 @@ class Sum(data.Struct):
     sign: 1
     nan: 1
     exp: 9
+
+
+class WideSum(data.Struct):
+    """A :class:`Sum` with a :class:`WideProduct`; ``mag[51]`` has the exponent ``exp``."""
+
+    mag: 53
+    sign: 1
+    nan: 1
+    exp: 9
+
+
+class Factor(data.Struct):
+    """A binary32 number to be multiplied: ``(-1)**sign * sig * 2**(exp - 150)``, 37 bits.
+
+    The top bit of ``sig`` is set, in subnormals too; ``sig`` of zero, infinity and NaN is 0.
+    """
+
+    sig: 24
+    sign: 1
+    inf: 1
+    nan: 1
+    exp: signed(10)
+
+
+def factor(m, bits, *, name="factor"):
+    """A binary32 value as a factor (combinational).
+
+    Parameters
+    ----------
+    m : :class:`~amaranth.hdl.Module`
+    bits : :class:`~amaranth.hdl.Value`, 32 bits
+    name : :class:`str`
+        Prefix of the signals.
+
+    Returns
+    -------
+    :class:`Factor`
+    """
+    result = Signal(Factor, name=name)
+    fields = _Binary32(m, Value.cast(bits), name=f"{name}_of")
+    shifted, zeros = normalize(m, fields.sig, name=f"{name}_norm")
+    special = fields.inf | fields.nan
+    m.d.comb += [
+        result.sig.eq(Mux(special, 0, shifted)),
+        result.sign.eq(fields.sign),
+        result.inf.eq(fields.inf),
+        result.nan.eq(fields.nan),
+        result.exp.eq(fields.exp - zeros),
+    ]
+    return result
+
+
+def wide_product(m, a, b, *, name="product"):
+    """Multiply two factors exactly (combinational).
+
+    Parameters
+    ----------
+    m : :class:`~amaranth.hdl.Module`
+    a, b : view of :class:`Factor`
+    name : :class:`str`
+        Prefix of the signals.
+
+    Returns
+    -------
+    :class:`WideProduct`
+    """
+    result = Signal(WideProduct, name=name)
+    inf = Signal(name=f"{name}_is_inf")
+    number = Signal(name=f"{name}_nonzero")
+    nan = Signal(name=f"{name}_is_nan")
+    sig = Signal(48, name=f"{name}_sig")
+    exp = Signal(signed(10), name=f"{name}_exp")
+    m.d.comb += [
+        inf.eq(a.inf | b.inf),
+        number.eq(a.sig[23] & b.sig[23]),
+        # Infinity times zero, which has neither a top bit nor a flag.
+        nan.eq(a.nan | b.nan | (a.inf & ~b.inf & ~b.sig[23]) | (b.inf & ~a.inf & ~a.sig[23])),
+        sig.eq(a.sig * b.sig),
+        # sig[47] has the weight of two.
+        exp.eq(a.exp + b.exp - 126),
+        result.sig.eq(Mux(inf, 1 << 47, sig)),
+        result.sign.eq(a.sign ^ b.sign),
+        result.inf.eq(inf),
+        result.nan.eq(nan),
+        result.exp.eq(Mux(inf, _INF_EXP, Mux(number, exp, 0))),
+    ]
+    return result
 
 
 def product(m, x, w, *, name="product"):
@@ -175,16 +279,18 @@ def align_add(m, term, acc, *, name="sum"):
     Parameters
     ----------
     m : :class:`~amaranth.hdl.Module`
-    term : view of :class:`Product`
+    term : view of :class:`Product` or :class:`WideProduct`
     acc : :class:`~amaranth.hdl.Value`, 32 bits
     name : :class:`str`
         Prefix of the signals.
 
     Returns
     -------
-    :class:`Sum`
+    :class:`Sum` or :class:`WideSum`
     """
-    result = Signal(Sum, name=name)
+    width = len(term.sig) + _GUARD
+    far = (1 << (width - 1).bit_length()) - 1  # shifts everything out
+    result = Signal(Sum if len(term.sig) == 24 else WideSum, name=name)
     c = _Binary32(m, Value.cast(acc), name=f"{name}_acc")
 
     # The one with the greater exponent stays where it is, the other is shifted right. The sum's
@@ -192,24 +298,24 @@ def align_add(m, term, acc, *, name="sum"):
     ahead = Signal(signed(11), name=f"{name}_ahead")
     swap = Signal(name=f"{name}_swap")
     distance = Signal(10, name=f"{name}_distance")
-    shift = Signal(5, name=f"{name}_shift")
+    shift = Signal(range(far + 1), name=f"{name}_shift")
     m.d.comb += [
         ahead.eq(term.exp - c.exp),
         swap.eq(ahead[10]),
         distance.eq(Mux(swap, -ahead, ahead)),
-        shift.eq(Mux(distance > 31, 31, distance)),
+        shift.eq(Mux(distance > far, far, distance)),
     ]
-    width = 24 + _GUARD
+    own = Cat(C(0, len(term.sig) - 24), c.sig)
     high = Signal(width, name=f"{name}_high")
     small = Signal(width, name=f"{name}_small")
     kept = Signal(width, name=f"{name}_kept")
     lost = Signal(width, name=f"{name}_lost")
     low = Signal(width, name=f"{name}_low")
     m.d.comb += [
-        high.eq(Cat(C(0, _GUARD), Mux(swap, c.sig, term.sig))),
-        small.eq(Cat(C(0, _GUARD), Mux(swap, term.sig, c.sig))),
+        high.eq(Cat(C(0, _GUARD), Mux(swap, own, term.sig))),
+        small.eq(Cat(C(0, _GUARD), Mux(swap, term.sig, own))),
         kept.eq(small >> shift),
-        lost.eq(small & (C((1 << 31) - 1, 31) >> ~shift)),  # 31 - shift
+        lost.eq(small & (C((1 << far) - 1, far) >> ~shift)),  # far - shift
         low.eq(kept | (lost != 0)),
     ]
 
@@ -238,7 +344,7 @@ def round_sum(m, s, *, name="result"):
     Parameters
     ----------
     m : :class:`~amaranth.hdl.Module`
-    s : view of :class:`Sum`
+    s : view of :class:`Sum` or :class:`WideSum`
     name : :class:`str`
         Prefix of the signals.
 
@@ -253,7 +359,7 @@ def round_sum(m, s, *, name="result"):
     # Back where the exponent would fall below that of subnormals. ``exp`` is one less than the
     # result's exponent: the top bit of the significand adds the one. A subnormal has no such bit.
     left = Signal(signed(10), name=f"{name}_left")
-    back = Signal(5, name=f"{name}_back")
+    back = Signal(len(zeros), name=f"{name}_back")
     mag = Signal(width, name=f"{name}_mag")
     exp = Signal(9, name=f"{name}_exp")
     m.d.comb += [
@@ -311,6 +417,45 @@ class Fma(wiring.Component):
             s1_product.eq(product(m, self.x, self.w)),
             s2_sum.eq(align_add(m, s1_product, self.acc)),
             self.result.eq(round_sum(m, s2_sum, name="rounded")),
+        ]
+        return m
+
+
+class Fma32(wiring.Component):
+    """``RNE(a * b + c)`` of binary32 numbers, rounded once, in four stages.
+
+    Members
+    -------
+    a, b : :py:`In(32)`
+    c : :py:`In(32)`
+        Two cycles after ``a`` and ``b``.
+    result : :py:`Out(32)`
+
+    Timing
+    ------
+    One result per cycle, :data:`FMA32_CYCLES` after ``a`` and ``b``. For 3 times 1 plus -1::
+
+        cycle   0           1  2           3  4
+        a       0x40400000  .  .           .  .
+        b       0x3f800000  .  .           .  .
+        c       .           .  0xbf800000  .  .
+        result  .           .  .           .  0x40000000
+    """
+
+    def __init__(self):
+        super().__init__({"a": In(32), "b": In(32), "c": In(32), "result": Out(32)})
+
+    def elaborate(self, platform):
+        m = Module()
+        s1_a, s1_b = (Signal(Factor, reset_less=True, name=f"s1_{name}") for name in "ab")
+        s2_product = Signal(WideProduct, reset_less=True)
+        s3_sum = Signal(WideSum, reset_less=True)
+        m.d.sync += [
+            s1_a.eq(factor(m, self.a, name="a")),
+            s1_b.eq(factor(m, self.b, name="b")),
+            s2_product.eq(wide_product(m, s1_a, s1_b)),
+            s3_sum.eq(align_add(m, s2_product, self.c)),
+            self.result.eq(round_sum(m, s3_sum, name="rounded")),
         ]
         return m
 

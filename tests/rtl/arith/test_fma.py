@@ -8,7 +8,7 @@ import softfloatpy as softfloat
 from amaranth.sim import Simulator
 from makalu.rtl.arch.formats import BF16, FP8_E3M4, FP8_E4M3, FP8_E4M3FN, FP8_E5M2, FP16, TF32
 from makalu.rtl.arch.isa import Half
-from makalu.rtl.arith.fma import ADD_CYCLES, FMA_CYCLES, Add, Fma
+from makalu.rtl.arith.fma import ADD_CYCLES, FMA32_CYCLES, FMA_CYCLES, Add, Fma, Fma32
 from makalu.rtl.arith.operand import OPERAND_CYCLES, Kind, Operand, OperandConverter
 
 from .exact import (
@@ -230,6 +230,84 @@ def test_fused_sum_agrees_with_softfloat(rng):
         np.uint32,
     )
     assert_equal_bits(run_fma(x, w, acc), expected, x=x, w=w, acc=acc)
+
+
+# Binary32 times binary32 --------------------------------------------------------------------------
+
+
+def run_fma32(a, b, c):
+    return run_vectors(Fma32(), latency=FMA32_CYCLES, delays={"c": 2}, a=a, b=b, c=c)["result"]
+
+
+def soft_fma(a, b, c):
+    softfloat.set_rounding_mode(softfloat.RoundingMode.NEAR_EVEN)
+    found = [
+        int.from_bytes(softfloat.f32_mul_add(soft(p), soft(q), soft(r)).to_bytes(), "big")
+        for p, q, r in zip(a, b, c, strict=True)
+    ]
+    return canonical(np.array(found, np.uint32).view(np.float32))
+
+
+def directed32(rng, n):
+    """Factors and addends: products anywhere, addends near them, and what cancels most of them."""
+    exp = rng.choice([-170, -150, -130, -100, 0, 100, 126, 130], n) + rng.integers(-8, 9, n)
+    a_exp = np.clip(rng.integers(-126, 128, n), exp - 127, exp + 126).clip(-126, 127)
+    b_exp = (exp - a_exp).clip(-126, 127)
+    sigs = [significands(rng, n, 23) for _ in range(3)]
+    signs = rng.integers(0, 2, (3, n)) << 31
+    tiny = rng.random((2, n)) < 0.06  # subnormals
+    a, b = (
+        (sign | np.where(small, 0, e + 127) << 23 | sig).astype(np.uint32)
+        for sign, small, e, sig in zip(signs, tiny, (a_exp, b_exp), sigs, strict=False)
+    )
+    distance = np.where(rng.random(n) < 0.8, rng.integers(-52, 53, n), rng.integers(-99, 99, n))
+    field = np.clip(a_exp + b_exp + 127 + distance, 0, 254)
+    c = signs[2] | field << 23 | sigs[2]
+    # All of the product but its low half, or all but what rounding adds.
+    product = a.view(np.float32).astype(np.float64) * b.view(np.float32).astype(np.float64)
+    with np.errstate(all="ignore"):
+        near = np.float32(-product).view(np.uint32).astype(np.int64)
+    near = near + np.where(rng.random(n) < 0.5, 0, rng.integers(-3, 4, n))
+    c = np.where((rng.random(n) < 0.3) & ((near & 0x7FFFFFFF) < 0x7F000000), near, c)
+    return a, b, (c & 0xFFFFFFFF).astype(np.uint32)
+
+
+SPECIAL32 = [0, 1, 0x7FFFFF, 0x800000, 0x3F800000, 0x3F800001, 0x7F7FFFFF, 0x7F800000, 0x7FC00000,
+             0x7F800001, 0x7FFFFFFF, 0x34000000, 0x00800001]  # fmt: skip
+
+
+@pytest.mark.verilator
+def test_wide_fused_sum_agrees_with_softfloat(rng):
+    a, b, c = directed32(rng, 150_000)
+    expected = soft_fma(a, b, c)
+    assert_equal_bits(run_fma32(a, b, c), expected, a=a, b=b, c=c)
+    # What is special about them happens.
+    size = expected & 0x7FFFFFFF
+    exact = a.view(np.float32).astype(np.float64) * b.view(np.float32).astype(np.float64)
+    left = np.abs(exact + c.view(np.float32)) < np.abs(exact) * 2.0**-22
+    for mask in (size == 0, (size > 0) & (size < 0x800000), size == 0x7F800000, left & (size > 0)):
+        assert np.count_nonzero(mask) > 500
+
+
+@pytest.mark.verilator
+def test_wide_fused_sum_of_specials_agrees_with_softfloat():
+    values = np.array(SPECIAL32, np.uint32)
+    values = np.concatenate([values, values | np.uint32(1 << 31)])
+    a, b, c = (grid.ravel() for grid in np.meshgrid(values, values, values))
+    assert_equal_bits(run_fma32(a, b, c), soft_fma(a, b, c), a=a, b=b, c=c)
+
+
+@pytest.mark.verilator
+def test_wide_products_and_sums_are_those_of_numpy(rng):
+    """Times one, and plus zero: each operation by itself."""
+    a, b, c = directed32(rng, 200_000)
+    one, minus_zero = np.full_like(a, 0x3F800000), np.full_like(a, 0x80000000)
+    x, y, z = (array.view(np.float32) for array in (a, b, c))
+    with np.errstate(all="ignore"):
+        assert_equal_bits(run_fma32(a, one, c), canonical(x + z), a=a, c=c)
+        product = x * y
+    # -0 is the identity of addition; in round to nearest -0 + +0 is +0, so zeros keep their sign.
+    assert_equal_bits(run_fma32(a, b, minus_zero), canonical(product), a=a, b=b)
 
 
 # Formats, through the converter -----------------------------------------------------------------
