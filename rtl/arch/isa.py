@@ -24,11 +24,12 @@ from . import formats
 from .config import AXI_ADDR_BITS
 
 __all__ = [
-    "AP_BITS", "BODY_BIT", "DESCRIPTOR_BYTES", "ERROR_REPORTS", "INSTRUCTIONS", "WORD_BITS",
-    "WORD_BYTES", "AccessPattern", "Descriptor", "DescriptorSide", "DmaStart", "Engine",
-    "ErrorCode", "ErrorReport", "EventSemaphore", "Field", "Half", "Instruction", "IsaError",
-    "LoadStationary", "MatmulMoving", "Memset", "Operand", "Space", "TensorCopy", "Update",
-    "UpdateMode", "Wait", "WaitMode", "decode",
+    "AP_BITS", "BITWISE_OPS", "BODY_BIT", "DESCRIPTOR_BYTES", "ERROR_REPORTS", "INSTRUCTIONS",
+    "WORD_BITS", "WORD_BYTES", "AccessPattern", "Activation", "AluOp", "Descriptor",
+    "DescriptorSide", "DmaStart", "Engine", "ErrorCode", "ErrorReport", "EventSemaphore", "Field",
+    "Function", "Half", "Instruction", "IsaError", "LoadStationary", "MatmulMoving", "Memset",
+    "Operand", "ReduceOp", "ScalarTensorTensor", "Space", "TensorCopy", "TensorReduce",
+    "TensorScalar", "TensorTensor", "Update", "UpdateMode", "Wait", "WaitMode", "decode",
 ]  # fmt: skip
 
 WORD_BYTES = 128
@@ -90,6 +91,124 @@ class Half(IntEnum):
     """The value with the low 12 bits of its encoding cleared."""
     LO = 2
     """The value minus its HI half; void where that is zero or the value is infinite or NaN."""
+
+
+class AluOp(IntEnum):
+    """Operations on two elements, in binary32 unless they are bitwise.
+
+    A NaN that an operation produces is the canonical one. Comparisons and logical operations give
+    1.0 or 0.0. Bitwise operations take the elements' bits, extended by zeros to 32, and store the
+    low bits of the result.
+    """
+
+    BYPASS = 0
+    """The first operand, unchanged."""
+    ADD = 1
+    """``a + b``, rounded to nearest even."""
+    SUBTRACT = 2
+    """``a - b``, rounded to nearest even."""
+    MULTIPLY = 3
+    """``a * b``, rounded to nearest even."""
+    MAX = 4
+    """The greater one; NaN if either is; +0 is greater than -0."""
+    MIN = 5
+    """The smaller one; NaN if either is; -0 is smaller than +0."""
+    ABS_MAX = 6
+    """The greater magnitude, positive; NaN if either is."""
+    ABS_MIN = 7
+    """The smaller magnitude, positive; NaN if either is."""
+    EQUAL = 8
+    """``a == b``; false with NaN; -0 equals +0, here and below."""
+    NOT_EQUAL = 9
+    """``a != b``; true with NaN."""
+    GREATER_EQUAL = 10
+    """``a >= b``; false with NaN."""
+    GREATER = 11
+    """``a > b``; false with NaN."""
+    LESS_EQUAL = 12
+    """``a <= b``; false with NaN."""
+    LESS = 13
+    """``a < b``; false with NaN."""
+    LOGICAL_AND = 14
+    """Neither is zero (NaN is not)."""
+    LOGICAL_OR = 15
+    """Not both are zero."""
+    LOGICAL_XOR = 16
+    """One of them is zero."""
+    BITWISE_AND = 17
+    """Bits set in both."""
+    BITWISE_OR = 18
+    """Bits set in either."""
+    BITWISE_XOR = 19
+    """Bits that differ."""
+    BITWISE_NOT = 20
+    """The bits of ``a`` inverted."""
+    LEFT_SHIFT = 21
+    """``a`` shifted left by ``b`` (unsigned); 0 from 32 on."""
+    RIGHT_SHIFT = 22
+    """``a`` shifted right by ``b`` (unsigned), zeros from the left; 0 from 32 on."""
+
+
+BITWISE_OPS = tuple(op for op in AluOp if op >= AluOp.BITWISE_AND)
+"""Operations on bits. One of them in an instruction makes all its operands and its result bits."""
+
+
+class ReduceOp(IntEnum):
+    """The operations of :class:`AluOp` that reduce."""
+
+    ADD = AluOp.ADD
+    MAX = AluOp.MAX
+    MIN = AluOp.MIN
+    ABS_MAX = AluOp.ABS_MAX
+    ABS_MIN = AluOp.ABS_MIN
+    LOGICAL_AND = AluOp.LOGICAL_AND
+    LOGICAL_OR = AluOp.LOGICAL_OR
+    LOGICAL_XOR = AluOp.LOGICAL_XOR
+    BITWISE_AND = AluOp.BITWISE_AND
+    BITWISE_OR = AluOp.BITWISE_OR
+    BITWISE_XOR = AluOp.BITWISE_XOR
+
+    @property
+    def identity(self):
+        """Bits of the operand that changes nothing."""
+        return {
+            "ADD": 0x80000000, "MAX": 0xFF800000, "MIN": 0x7F800000, "ABS_MIN": 0x7F800000,
+            "LOGICAL_AND": 0x3F800000, "BITWISE_AND": 0xFFFFFFFF,
+        }.get(self.name, 0)  # fmt: skip
+
+
+class Function(IntEnum):
+    """Functions of the scalar engine. Derivatives end in ``DX``."""
+
+    COPY = 0
+    SQUARE = 1
+    ABS = 2
+    SIGN = 3
+    RELU = 4
+    PRELU = 5
+    """``x`` where it is not negative, else ``alpha * x``."""
+    EXP = 8
+    LOG = 9
+    SQRT = 10
+    RSQRT = 11
+    RECIPROCAL = 12
+    TANH = 13
+    SIGMOID = 14
+    GELU = 15
+    GELU_DX = 16
+    GELU_TANH = 17
+    """The approximation of GELU by tanh."""
+    GELU_TANH_DX = 18
+    GELU_SIGMOID = 19
+    """The approximation of GELU by ``x * sigmoid(1.702 x)``."""
+    SILU = 20
+    SILU_DX = 21
+    SOFTPLUS = 22
+    MISH = 23
+    ERF = 24
+    ERF_DX = 25
+    SIN = 26
+    ARCTAN = 27
 
 
 class ErrorCode(IntEnum):
@@ -174,13 +293,16 @@ class Field:
     """A scalar field of an instruction body.
 
     ``values`` (an :class:`IntEnum`) limits the legal codes; the hardware raises BAD_FIELD
-    otherwise.
+    otherwise. ``pointer`` names the flag which, when set, makes the field the byte offset in SBUF
+    of one binary32 number in each partition of the first source, instead of a number: it must then
+    be a multiple of 4 and lie in SBUF (BAD_FIELD otherwise).
     """
 
     width: int
     meaning: str
     unit: str = ""
     values: type[IntEnum] | None = None
+    pointer: str | None = None
 
 
 @dataclass(frozen=True)
@@ -202,6 +324,11 @@ class Operand:
         In PSUM all elements must lie in one bank.
     start_zero : :class:`bool`
         The start partition must be 0.
+    reduced : :class:`str` or ``None``
+        Field that holds one less than the number of innermost dimensions that do not count when
+        its elements are compared with those of the first operand.
+
+    Of two sources at most one may lie in PSUM (BAD_FIELD in the space of the second).
     """
 
     meaning: str
@@ -211,6 +338,7 @@ class Operand:
     limit: str | None = None
     one_bank: bool = False
     start_zero: bool = False
+    reduced: str | None = None
 
 
 @dataclass(frozen=True)
@@ -652,6 +780,113 @@ class Memset(Instruction, opcode=0x21, engines=(Engine.DVE,)):
 
     dst = Operand("Destination.", (Space.SBUF,), formats.FORMATS, writes=True)
     value = Field(32, "The element's bits, in dst's format.")
+
+
+_CHIP = (Space.SBUF, Space.PSUM)
+
+
+class TensorTensor(Instruction, opcode=0x22, engines=(Engine.DVE,)):
+    """``dst = src0 op src1``, element by element.
+
+    Elements are cast to binary32 as by :class:`TensorCopy`, and the result is cast to dst's format.
+    A bitwise operation takes and stores bits, without casts.
+
+    Memory: sources SBUF or PSUM, not both PSUM; dst SBUF. Size: any; all have the same elements and
+    partitions, start partitions may differ by whole quadrants. Cost: issue interval N elements.
+    """
+
+    dst = Operand("Destination.", (Space.SBUF,), formats.FORMATS, writes=True)
+    src0 = Operand("First source.", _CHIP, formats.FORMATS)
+    src1 = Operand("Second source.", _CHIP, formats.FORMATS)
+    op = Field(5, "Operation.", values=AluOp)
+    saturate = Field(1, "Clamp floating-point overflow to the largest finite value.")
+
+
+class TensorScalar(Instruction, opcode=0x23, engines=(Engine.DVE,)):
+    """``dst = (src op0 scalar0) op1 scalar1``, element by element.
+
+    A scalar is a binary32 number, or one such number per partition. ``reverse`` exchanges the two
+    operands of its operation. Each operation rounds. Casts, bits and sizes as :class:`TensorTensor`
+    (a bitwise operation takes all 32 bits of a scalar).
+
+    Memory: src SBUF or PSUM, dst and scalars SBUF. Size: any. Cost: issue interval N elements,
+    one more with scalars in SBUF.
+    """
+
+    dst = Operand("Destination.", (Space.SBUF,), formats.FORMATS, writes=True)
+    src = Operand("Source.", _CHIP, formats.FORMATS)
+    op0 = Field(5, "First operation.", values=AluOp)
+    op1 = Field(5, "Second operation.", values=AluOp)
+    reverse0 = Field(1, "Compute ``scalar0 op0 src``.")
+    reverse1 = Field(1, "Compute ``scalar1 op1 result``.")
+    scalar0_pointer = Field(1, "``scalar0`` is an SBUF offset.")
+    scalar1_pointer = Field(1, "``scalar1`` is an SBUF offset.")
+    scalar0 = Field(32, "Bits of the number, or SBUF offset.", pointer="scalar0_pointer")
+    scalar1 = Field(32, "Bits of the number, or SBUF offset.", pointer="scalar1_pointer")
+    saturate = Field(1, "Clamp floating-point overflow to the largest finite value.")
+
+
+class ScalarTensorTensor(Instruction, opcode=0x24, engines=(Engine.DVE,)):
+    """``dst = (src0 op0 scalar0) op1 src1``, element by element.
+
+    As :class:`TensorScalar` and :class:`TensorTensor` in one.
+
+    Memory: sources SBUF or PSUM, not both PSUM; dst and scalar SBUF. Size: any. Cost: issue
+    interval N elements, one more with the scalar in SBUF.
+    """
+
+    dst = Operand("Destination.", (Space.SBUF,), formats.FORMATS, writes=True)
+    src0 = Operand("First source.", _CHIP, formats.FORMATS)
+    src1 = Operand("Second source.", _CHIP, formats.FORMATS)
+    op0 = Field(5, "First operation.", values=AluOp)
+    op1 = Field(5, "Second operation.", values=AluOp)
+    reverse0 = Field(1, "Compute ``scalar0 op0 src0``.")
+    reverse1 = Field(1, "Compute ``src1 op1 result``.")
+    scalar0_pointer = Field(1, "``scalar0`` is an SBUF offset.")
+    scalar0 = Field(32, "Bits of the number, or SBUF offset.", pointer="scalar0_pointer")
+    saturate = Field(1, "Clamp floating-point overflow to the largest finite value.")
+
+
+class TensorReduce(Instruction, opcode=0x25, engines=(Engine.DVE,)):
+    """Reduce the ``inner + 1`` innermost dimensions of ``src`` to one element of ``dst`` each.
+
+    The elements of a row are numbered in order. Those of even number are combined one after the
+    other, beginning with the operation's identity, and so are those of odd number; the result is
+    ``even op odd`` (a row of one element: ``even``). ``negate`` inverts its sign bit. Casts and
+    bits as :class:`TensorTensor`.
+
+    Memory: src SBUF or PSUM, dst SBUF. Size: any; dst has one element for each row of src and the
+    same partitions. Cost: issue interval N elements of src.
+    """
+
+    dst = Operand("Destination.", (Space.SBUF,), formats.FORMATS, writes=True)
+    src = Operand("Source.", _CHIP, formats.FORMATS, reduced="inner")
+    op = Field(5, "Operation.", values=ReduceOp)
+    inner = Field(2, "One less than the number of dimensions that are reduced.")
+    negate = Field(1, "Invert the sign of the result.")
+    saturate = Field(1, "Clamp floating-point overflow to the largest finite value.")
+
+
+class Activation(Instruction, opcode=0x28, engines=(Engine.ACT,)):
+    """``dst = function(src * scale + bias)``, element by element.
+
+    The elements are cast to binary32, the argument is rounded once (fused), the value is cast to
+    dst's format. ``scale`` and ``bias`` are binary32 numbers, or one such number per partition.
+
+    Memory: src SBUF or PSUM, dst, scale and bias SBUF. Size: any; both have the same elements and
+    partitions, start partitions may differ by whole quadrants. Cost: issue interval N elements, two
+    more with scale or bias in SBUF, and the load of the function's table after another function.
+    """
+
+    dst = Operand("Destination.", (Space.SBUF,), formats.FORMATS, writes=True)
+    src = Operand("Source.", _CHIP, formats.FORMATS)
+    function = Field(6, "Function.", values=Function)
+    scale_pointer = Field(1, "``scale`` is an SBUF offset.")
+    bias_pointer = Field(1, "``bias`` is an SBUF offset.")
+    scale = Field(32, "Bits of the number, or SBUF offset.", pointer="scale_pointer")
+    bias = Field(32, "Bits of the number, or SBUF offset.", pointer="bias_pointer")
+    alpha = Field(32, "Bits of the slope of PRELU; 0 otherwise.")
+    saturate = Field(1, "Clamp floating-point overflow to the largest finite value.")
 
 
 class DmaStart(Instruction, opcode=0x30, engines=(Engine.SP, Engine.ACT, Engine.POOL)):
