@@ -9,6 +9,7 @@ wherever the program's semaphores leave it free; :class:`GoldenCore` takes the q
 random with ``shuffle``, which brings a missing semaphore to light.
 """
 
+import math
 from collections import deque
 from dataclasses import dataclass
 
@@ -17,6 +18,7 @@ import numpy as np
 from ..rtl.arch import formats
 from ..rtl.arch.config import AXI_DATA_BYTES, HBM_WINDOW, SBUF_WINDOW, WINDOW_LOG2
 from ..rtl.arch.isa import (
+    BITWISE_OPS,
     DESCRIPTOR_BYTES,
     DESCRIPTOR_COPY,
     DESCRIPTOR_LAYOUT,
@@ -24,6 +26,7 @@ from ..rtl.arch.isa import (
     INSTRUCTIONS,
     WORD_BYTES,
     AccessPattern,
+    AluOp,
     Descriptor,
     DmaStart,
     Engine,
@@ -33,12 +36,17 @@ from ..rtl.arch.isa import (
     LoadStationary,
     MatmulMoving,
     Memset,
+    ScalarTensorTensor,
     Space,
     TensorCopy,
+    TensorReduce,
+    TensorScalar,
+    TensorTensor,
     UpdateMode,
     WaitMode,
     decode,
 )
+from .elementwise import operate, reduce_rows
 
 __all__ = [
     "EXECUTORS", "Blocked", "GoldenCore", "GoldenDeadlock", "GoldenError", "check_descriptor",
@@ -47,7 +55,9 @@ __all__ = [
 
 SEMAPHORE_LIMIT = 1 << 32
 PSUM_WORD_BYTES = 4
+SCALAR_BYTES = 4
 BUS_WORD_BYTES = AXI_DATA_BYTES
+_SIGN = np.uint32(1 << 31)
 
 
 class GoldenError(Exception):
@@ -149,16 +159,24 @@ def check_word(word, engine, config):
             raise _Illegal(ErrorCode.BAD_FIELD, _HEADER_BIT[f"{name}_semaphore"])
         if mode >= len(modes):
             raise _Illegal(ErrorCode.BAD_FIELD, _HEADER_BIT[f"{name}_mode"])
+    in_psum = False
     for _, operand, first in cls.operands:
         sizes = {fmt.code: fmt.bytes for fmt in operand.formats}
         size = sizes.get(get(first + _PATTERN_BIT["dtype"], 8))
         space = get(first + _PATTERN_BIT["space"], 8)
         if size is None or (space == Space.PSUM and size != PSUM_WORD_BYTES):
             raise _Illegal(ErrorCode.BAD_FIELD, first + _PATTERN_BIT["dtype"])
-        if space not in operand.spaces:
+        # Only one source may lie in PSUM.
+        if space not in operand.spaces or (in_psum and space == Space.PSUM):
             raise _Illegal(ErrorCode.BAD_FIELD, first + _PATTERN_BIT["space"])
-    for _, item, first in cls.scalars:
-        if item.values is not None and get(first, item.width) not in list(item.values):
+        in_psum |= space == Space.PSUM and not operand.writes
+    flags = {name: get(bit, item.width) for name, item, bit in cls.scalars}
+    for name, item, first in cls.scalars:
+        value = flags[name]
+        if item.values is not None and value not in list(item.values):
+            raise _Illegal(ErrorCode.BAD_FIELD, first)
+        points = item.pointer is not None and flags[item.pointer]
+        if points and (value % SCALAR_BYTES or value >= config.sbuf_bytes):
             raise _Illegal(ErrorCode.BAD_FIELD, first)
     instruction = decode(word)
     if cls is DmaStart:
@@ -178,13 +196,18 @@ def check_word(word, engine, config):
         limit = {None: None, "cols": config.cols, "bank": config.psum_bank_words}[operand.limit]
         if limit is not None and ap.elements > limit:
             raise _Illegal(ErrorCode.SIZE_MISMATCH, bit + _PATTERN_BIT["count0"])
-    if len(patterns) == 2:
-        (dst, _, bit), (src, _, _) = patterns
-        if dst.elements != src.elements:
-            raise _Illegal(ErrorCode.SIZE_MISMATCH, bit + _PATTERN_BIT["count0"])
+    if len(patterns) > 1:
+        dst, _, bit = patterns[0]
+        for ap, operand, _ in patterns[1:]:
+            dims = ap.dims
+            if operand.reduced:
+                dims = dims[getattr(instruction, operand.reduced) + 1 :]
+            if dst.elements != math.prod(count for _, count in dims):
+                raise _Illegal(ErrorCode.SIZE_MISMATCH, bit + _PATTERN_BIT["count0"])
         # The partitions of a matmul's result are columns of the array, those of its source rows.
-        if cls is not MatmulMoving and dst.num_partitions != src.num_partitions:
-            raise _Illegal(ErrorCode.SIZE_MISMATCH, bit + _PATTERN_BIT["num_partitions"])
+        for ap, _, _ in patterns[1:]:
+            if cls is not MatmulMoving and dst.num_partitions != ap.num_partitions:
+                raise _Illegal(ErrorCode.SIZE_MISMATCH, bit + _PATTERN_BIT["num_partitions"])
     return instruction
 
 
@@ -472,19 +495,32 @@ def nan_code(fmt):
     return code << 13 if fmt.name == "tf32" else code
 
 
+def cast_in(codes, fmt):
+    """Codes of a format as bits of binary32 (uint32), as an engine's lanes see them.
+
+    A NaN becomes the canonical one and keeps its sign.
+    """
+    with np.errstate(all="ignore"):
+        values = np.ascontiguousarray(fmt.decode(codes).astype(np.float32))
+    bits = values.view(np.uint32)
+    return np.where(np.isnan(values), bits & _SIGN | np.uint32(formats.CANONICAL_NAN), bits)
+
+
+def cast_out(bits, fmt, saturate):
+    """Bits of binary32 as codes of a format. A NaN becomes its canonical one, with its sign."""
+    values = np.ascontiguousarray(bits).view(np.float32).astype(np.float64)
+    out = np.ascontiguousarray(fmt.encode(values, saturate=bool(saturate)))
+    nan = np.isnan(values)
+    if fmt.is_float and nan.any():
+        raw = out.view(_element_type(fmt.bytes))
+        code = np.where(bits & _SIGN, 1 << fmt.bits - 1, 0) | nan_code(fmt)
+        raw[nan] = code[nan].astype(raw.dtype)
+    return out
+
+
 def convert(codes, src, dst, saturate):
     """Codes in format ``dst`` of codes in format ``src``, as :class:`TensorCopy` defines it."""
-    if src is dst:
-        return codes
-    with np.errstate(all="ignore"):
-        values = src.decode(codes).astype(np.float32).astype(np.float64)
-    out = np.ascontiguousarray(dst.encode(values, saturate=bool(saturate)))
-    nan = np.isnan(values)
-    if dst.is_float and nan.any():
-        bits = out.view(_element_type(dst.bytes))
-        code = np.where(np.signbit(values), 1 << dst.bits - 1, 0) | nan_code(dst)
-        bits[nan] = code[nan].astype(bits.dtype)
-    return out
+    return codes if src is dst else cast_out(cast_in(codes, src), dst, saturate)
 
 
 # The core -----------------------------------------------------------------------------------------
@@ -839,6 +875,89 @@ def _tensor_copy(core, instruction):
     core.count("dve_elements", src.elements)
     out = convert(codes, src.dtype, dst.dtype, instruction.saturate)
     core.memory(dst.space).write(dst, out)
+
+
+def _operand_bits(core, ap, bitwise):
+    """Elements of an operand as uint32 ``[partitions, elements]``: binary32, or as they are."""
+    codes = core.memory(ap.space).read(ap)
+    if bitwise:
+        return codes.view(_element_type(ap.dtype.bytes)).astype(np.uint32)
+    return cast_in(codes, ap.dtype)
+
+
+def _scalar_bits(core, instruction, name, like):
+    """A scalar as bits that broadcast to the elements of the source ``like``."""
+    value = getattr(instruction, name)
+    if not getattr(instruction, f"{name}_pointer"):
+        return np.uint32(value)
+    ap = AccessPattern(formats.FP32, like.start_partition, like.num_partitions, value, ((0, 1),))
+    return core.memory(Space.SBUF).read(ap).view(np.uint32)
+
+
+def _store_bits(core, instruction, bits, bitwise):
+    """Write results to ``dst``: cast from binary32, or their low bits."""
+    dst = instruction.dst
+    if bitwise:
+        kind = _element_type(dst.dtype.bytes)
+        core.memory(dst.space).write(dst, bits.astype(kind))
+    else:
+        core.memory(dst.space).write(dst, cast_out(bits, dst.dtype, instruction.saturate))
+
+
+def _are_bits(*ops):
+    return any(AluOp(op) in BITWISE_OPS for op in ops)
+
+
+def _ordered_operands(first, second, reverse):
+    return (second, first) if reverse else (first, second)
+
+
+@executes(TensorTensor)
+def _tensor_tensor(core, instruction):
+    bitwise = _are_bits(instruction.op)
+    a = _operand_bits(core, instruction.src0, bitwise)
+    b = _operand_bits(core, instruction.src1, bitwise)
+    core.count("dve_elements", instruction.dst.elements)
+    _store_bits(core, instruction, operate(instruction.op, a, b), bitwise)
+
+
+@executes(TensorScalar)
+def _tensor_scalar(core, instruction):
+    src = instruction.src
+    bitwise = _are_bits(instruction.op0, instruction.op1)
+    bits = _operand_bits(core, src, bitwise)
+    for i in range(2):
+        scalar = _scalar_bits(core, instruction, f"scalar{i}", src)
+        reverse = getattr(instruction, f"reverse{i}")
+        bits = operate(getattr(instruction, f"op{i}"), *_ordered_operands(bits, scalar, reverse))
+    core.count("dve_elements", src.elements)
+    _store_bits(core, instruction, bits, bitwise)
+
+
+@executes(ScalarTensorTensor)
+def _scalar_tensor_tensor(core, instruction):
+    src0 = instruction.src0
+    bitwise = _are_bits(instruction.op0, instruction.op1)
+    a = _operand_bits(core, src0, bitwise)
+    b = _operand_bits(core, instruction.src1, bitwise)
+    scalar = _scalar_bits(core, instruction, "scalar0", src0)
+    a = operate(instruction.op0, *_ordered_operands(a, scalar, instruction.reverse0))
+    a = operate(instruction.op1, *_ordered_operands(a, b, instruction.reverse1))
+    core.count("dve_elements", src0.elements)
+    _store_bits(core, instruction, a, bitwise)
+
+
+@executes(TensorReduce)
+def _tensor_reduce(core, instruction):
+    src = instruction.src
+    bitwise = _are_bits(instruction.op)
+    bits = _operand_bits(core, src, bitwise)
+    row = math.prod(count for _, count in src.dims[: instruction.inner + 1])
+    result = reduce_rows(instruction.op, bits.reshape(len(bits), -1, row))
+    if instruction.negate:
+        result = result ^ np.uint32(1 << 31)
+    core.count("dve_elements", src.elements)
+    _store_bits(core, instruction, result, bitwise)
 
 
 @executes(Memset)
