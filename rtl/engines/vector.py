@@ -1,17 +1,31 @@
-"""Vector engine: streams elements from SBUF or PSUM through one lane per partition into SBUF.
+"""Vector engine: elements from SBUF or PSUM through one lane per partition into SBUF.
 
-A :class:`Sequencer` walks the access patterns and commands both memories; a :class:`VectorLane` per
-partition converts what comes back. Every lane does the same, so the lanes hold data only.
+A :class:`~.sequencer.Sequencer` walks the access patterns and commands both memories; a
+:class:`VectorLane` per partition computes with what comes back. Every lane does the same, so the
+lanes hold data only.
 """
 
-from amaranth.hdl import Cat, Module, Mux, Signal, Value, signed
+from enum import IntEnum
+
+from amaranth.hdl import C, Cat, Module, Mux, Signal
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out, connect, flipped
 from amaranth.utils import exact_log2
 
 from ..arch.events import events_layout
-from ..arch.formats import FORMATS
-from ..arch.isa import WORD_BITS, AccessPattern, Memset, Space, TensorCopy, UpdateMode
+from ..arch.isa import (
+    BITWISE_OPS,
+    AluOp,
+    Engine,
+    Memset,
+    ReduceOp,
+    ScalarTensorTensor,
+    TensorCopy,
+    TensorReduce,
+    TensorScalar,
+    TensorTensor,
+)
+from ..arith.alu import ALU_CYCLES, LATE_CYCLES, Alu
 from ..arith.convert import CAST_IN_CYCLES, CAST_OUT_CYCLES, CastIn, CastOut
 from ..interfaces import (
     SBUF_READ_CYCLES,
@@ -20,123 +34,46 @@ from ..interfaces import (
     SbufVectorReadPort,
     SbufVectorWritePort,
     Update,
-    issue_port,
-    update_port,
 )
 from ..lib.replicate import Replicated
-from ..lib.stream import Queue
+from .sequencer import GAP_CYCLES, Delay, Sequencer, size_log2
 
-__all__ = [
-    "GAP_CYCLES", "LANE_CYCLES", "VECTOR_CYCLES", "PatternWalker", "Sequencer", "VectorEngine",
-    "VectorLane",
-]  # fmt: skip
+__all__ = ["GAP_CYCLES", "LANE_CYCLES", "VECTOR_CYCLES", "Operand", "VectorEngine", "VectorLane"]
 
-LANE_CYCLES = 1 + CAST_IN_CYCLES + CAST_OUT_CYCLES + 1
-"""Latency of :class:`VectorLane`: choice of the source, casts, choice of the result."""
+_FIRST = 1 + CAST_IN_CYCLES  # cycle in which the operands enter the first operation
+_LATE = _FIRST + LATE_CYCLES
+_SECOND = _FIRST + ALU_CYCLES
+_CAST_OUT = _SECOND + ALU_CYCLES
+
+LANE_CYCLES = _CAST_OUT + CAST_OUT_CYCLES + 1
+"""Latency of :class:`VectorLane`: choice of the source, cast, two operations, cast, choice."""
 
 VECTOR_CYCLES = SBUF_READ_CYCLES + LANE_CYCLES
 """From the cycle in which an element is read to the cycle in which it is written."""
 
-GAP_CYCLES = 16
-"""While a DMA beat starves the stream of elements has a one-cycle gap as often as this."""
 
-UPDATES_DEPTH = 8
-"""Instructions whose update is still owed, at most."""
+class Operand(IntEnum):
+    """Second operand of an operation in a :class:`VectorLane`."""
 
-assert TensorCopy.operands[0][2] == Memset.operands[0][2], "dst is the first operand"
-
-
-def _size_log2(m, dtype, name):
-    """log2 of the element size of format ``dtype``."""
-    size = Signal(2, name=name)
-    with m.Switch(dtype):
-        for size_bytes in (1, 2, 4):
-            with m.Case(*(fmt.code for fmt in FORMATS if fmt.bytes == size_bytes)):
-                m.d.comb += size.eq(exact_log2(size_bytes))
-    return size
+    NUMBER = 0
+    """The same number in all partitions."""
+    SCALAR = 1
+    """The partition's scalar."""
+    ELEMENT = 2
+    """The second source's element."""
+    PARTIAL = 3
+    """The other partial result of a reduction (second operation only)."""
 
 
-class PatternWalker(wiring.Component):
-    """Addresses of the elements of an access pattern, in order, one per cycle.
+class Partial(IntEnum):
+    """What the first operation of a reduction combines an element with."""
 
-    Keeps the address at which each dimension's current pass began: no multiplication is needed. All
-    arithmetic is modulo ``2 ** addr_bits``, which is exact for elements inside the memory.
-
-    Parameters
-    ----------
-    addr_bits : :class:`int`, bits
-
-    Members
-    -------
-    pattern : :py:`In(AccessPattern.layout())`
-        Counts must not be 0.
-    size_log2 : :py:`In(2)`
-        Of an element.
-    load : :py:`In(1)`
-        Begin ``pattern``: element 0 is presented in the next cycle.
-    advance : :py:`In(1)`
-        Present the next element in the next cycle.
-    address : :py:`Out(addr_bits)`
-        Byte address of the current element.
-    moved : :py:`Out(1)`
-        The current element is the first one or lies in another 16-byte word than the one before.
-    last : :py:`Out(1)`
-        The current element is the last one.
-    """
-
-    def __init__(self, *, addr_bits):
-        self.addr_bits = addr_bits
-        super().__init__(
-            {
-                "pattern": In(AccessPattern.layout()),
-                "size_log2": In(2),
-                "load": In(1),
-                "advance": In(1),
-                "address": Out(addr_bits),
-                "moved": Out(1),
-                "last": Out(1),
-            }
-        )
-
-    def elaborate(self, platform):
-        m = Module()
-        bits = self.addr_bits
-        dims = range(4)
-        count = [Signal(16, name=f"count{i}", reset_less=True) for i in dims]
-        left = [Signal(16, name=f"left{i}", reset_less=True) for i in dims]  # this one included
-        step = [Signal(bits, name=f"step{i}", reset_less=True) for i in dims]
-        base = [Signal(bits, name=f"base{i}", reset_less=True) for i in dims]
-        at_end = Signal(4)
-        following = Signal(bits)
-        m.d.comb += [
-            at_end.eq(Cat(rest == 1 for rest in left)),
-            self.last.eq(at_end.all()),
-            self.address.eq(base[0]),
-        ]
-
-        with m.If(self.load):
-            for i in dims:
-                scaled = Signal(signed(20), name=f"scaled{i}")
-                loaded = self.pattern[f"count{i}"]
-                m.d.comb += scaled.eq(self.pattern[f"step{i}"] << self.size_log2)
-                m.d.sync += [
-                    count[i].eq(loaded),
-                    left[i].eq(loaded),
-                    step[i].eq(scaled),
-                    base[i].eq(self.pattern.offset),
-                ]
-            m.d.sync += self.moved.eq(1)
-        with m.Elif(self.advance):
-            # The innermost dimension that goes on takes a step; those inside it begin again.
-            for i in dims:
-                first = at_end[:i].all() & ~at_end[i] if i else ~at_end[0]
-                with m.If(first):
-                    m.d.comb += following.eq(base[i] + step[i])
-                    m.d.sync += left[i].eq(left[i] - 1)
-                    m.d.sync += [left[j].eq(count[j]) for j in range(i)]
-                    m.d.sync += [base[j].eq(following) for j in range(i + 1)]
-            m.d.sync += self.moved.eq(following[4:] != self.address[4:])
-        return m
+    IDENTITY = 0
+    NOW = 1
+    """The result that leaves the operation in this cycle."""
+    LAST = 2
+    """The last result before."""
+    LAST_BUT_ONE = 3
 
 
 class VectorLane(wiring.Component):
@@ -145,23 +82,32 @@ class VectorLane(wiring.Component):
     Members
     -------
     sbuf, psum : :py:`In(32).array(4)`
-        What partition ``p - k * quadrant`` read, for ``k`` = 0 .. 3.
-    from_psum, constant, shift, value : :py:`In(1)`, :py:`In(1)`, :py:`In(2)`, :py:`In(32)`
+        What partition ``p - k * quadrant`` read, for ``k`` = 0 .. 3, for the first source.
+    sbuf1 : :py:`In(32).array(4)`
+        The same for the second source. PSUM has one read port: either source may come from it.
+    from_psum, constant, shift0, value, from_psum1, shift1
         Cycle 0: take ``value``, or what came from a memory, shifted by whole quadrants.
-    src_dtype : :py:`In(4)`
-        Cycle 1.
-    dst_dtype, saturate : :py:`In(4)`, :py:`In(1)`
-        Cycle ``1 + CAST_IN_CYCLES``.
-    copy : :py:`In(1)`
-        Cycle ``LANE_CYCLES - 1``: the bits as they were read, instead of the cast value.
+    dtype0, dtype1 : :py:`In(4)`
+        Cycle 1: formats of the sources.
+    bits, size0, size1 : :py:`In(1)`, :py:`In(2)`, :py:`In(2)`
+        Cycle ``1 + CAST_IN_CYCLES``: the elements enter the first operation as the bits that they
+        are, of so many bytes (log2), instead of as binary32.
+    operand0, number0, reverse0, op0, load0
+        The same cycle: second operand, whether the operands are exchanged, and the operation.
+        ``load0``: the first source's element is the partition's scalar for this operation.
+    reduces, partial, identity
+        :data:`~..arith.alu.LATE_CYCLES` later: the second operand is a partial result.
+    keep : :py:`In(1)`
+        ``ALU_CYCLES`` after the operands: the result of the first operation is one.
+    operand1, number1, reverse1, op1, load1
+        The same cycle, for the second operation. ``load1``: the second source's element is the
+        partition's scalar.
+    negate, dst_dtype, saturate
+        Another ``ALU_CYCLES`` later.
+    raw_bits : :py:`In(1)`
+        Cycle ``LANE_CYCLES - 1``: store bits, not the cast value.
     raw : :py:`Out(32)`
         Cycle ``LANE_CYCLES``: the element in the low bits.
-
-    Internals
-    ---------
-    Between the two casts everything is binary32: arithmetic stages go there, ``LANE_CYCLES`` grows
-    by their latency, and the ``bits`` line with it. A second operand is a register that keeps a
-    value after ``CastIn``; a reduction is a register after the arithmetic.
     """
 
     def __init__(self):
@@ -169,339 +115,129 @@ class VectorLane(wiring.Component):
             {
                 "sbuf": In(32).array(4),
                 "psum": In(32).array(4),
-                "from_psum": In(1),
-                "constant": In(1),
-                "shift": In(2),
-                "value": In(32),
-                "src_dtype": In(4),
-                "dst_dtype": In(4),
-                "saturate": In(1),
-                "copy": In(1),
+                "sbuf1": In(32).array(4),
+                **{name: In(width) for name, (width, _) in CONTROLS.items()},
                 "raw": Out(32),
             }
         )
 
     def elaborate(self, platform):
         m = Module()
-        m.submodules.cast_in = cast_in = CastIn()
-        m.submodules.cast_out = cast_out = CastOut()
 
-        far = [
-            Mux(self.from_psum, psum, sbuf) for psum, sbuf in zip(self.psum, self.sbuf, strict=True)
-        ]
-        pairs = [Mux(self.shift[0], far[1], far[0]), Mux(self.shift[0], far[3], far[2])]
-        element = Signal(32, reset_less=True)
-        m.d.sync += element.eq(
-            Mux(self.constant, self.value, Mux(self.shift[1], pairs[1], pairs[0]))
-        )
+        def choose(name, sbuf, from_psum, shift):
+            far = [Mux(from_psum, p, s) for p, s in zip(self.psum, sbuf, strict=True)]
+            pairs = [Mux(shift[0], far[1], far[0]), Mux(shift[0], far[3], far[2])]
+            element = Signal(32, name=name, reset_less=True)
+            return element, Mux(shift[1], pairs[1], pairs[0])
 
+        first, chosen0 = choose("first", self.sbuf, self.from_psum, self.shift0)
+        second, chosen1 = choose("second", self.sbuf1, self.from_psum1, self.shift1)
+        m.d.sync += [first.eq(Mux(self.constant, self.value, chosen0)), second.eq(chosen1)]
+
+        # Binary32, or the bits as they are.
+        inputs = []
+        for i, (element, dtype, size) in enumerate(
+            ((first, self.dtype0, self.size0), (second, self.dtype1, self.size1))
+        ):
+            m.submodules[f"cast_in{i}"] = cast_in = CastIn()
+            m.d.comb += [cast_in.raw.eq(element), cast_in.dtype.eq(dtype)]
+            plain = Delay(m, element, f"plain{i}", since=1)[_FIRST]
+            own = Cat(C(0xFF, 8), (size != 0).replicate(8), size[1].replicate(16))
+            value = Signal(32, name=f"operand{i}_value")
+            m.d.comb += value.eq(Mux(self.bits, plain & own, cast_in.value))
+            inputs.append((value, plain))
+        (x, plain0), (y, plain1) = inputs
+
+        # The first operation. Reductions combine the element with the result of the last but one,
+        # which is two cycles old at least.
+        m.submodules.alu0 = alu0 = Alu()
+        scalar0, scalar1 = Signal(32, reset_less=True), Signal(32, reset_less=True)
+        other0 = Mux(self.operand0[1], y, Mux(self.operand0[0], scalar0, self.number0))
+        with m.If(self.load0):
+            m.d.sync += scalar0.eq(plain0)
+        last, last_but_one = Signal(32, reset_less=True), Signal(32, reset_less=True)
+        with m.If(self.keep):
+            m.d.sync += [last.eq(alu0.result), last_but_one.eq(last)]
         m.d.comb += [
-            cast_in.raw.eq(element),
-            cast_in.dtype.eq(self.src_dtype),
-            cast_out.value.eq(cast_in.value),
+            alu0.op.eq(self.op0),
+            alu0.a.eq(Mux(self.reverse0, other0, x)),
+            alu0.b.eq(Mux(self.reverse0, x, other0)),
+            alu0.take_late.eq(self.reduces),
+        ]
+        with m.Switch(self.partial):
+            for code, value in (
+                (Partial.IDENTITY, self.identity),
+                (Partial.NOW, alu0.result),
+                (Partial.LAST, last),
+                (Partial.LAST_BUT_ONE, last_but_one),
+            ):
+                with m.Case(code):
+                    m.d.comb += alu0.late.eq(value)
+
+        # The second operation.
+        m.submodules.alu1 = alu1 = Alu()
+        element1 = Delay(m, y, "element1", since=_FIRST)[_SECOND]
+        plain1 = Delay(m, plain1, "scalar1_in", since=_FIRST)[_SECOND]
+        with m.If(self.load1):
+            m.d.sync += scalar1.eq(plain1)
+        other1 = Signal(32)
+        with m.Switch(self.operand1):
+            for code, value in (
+                (Operand.NUMBER, self.number1),
+                (Operand.SCALAR, scalar1),
+                (Operand.ELEMENT, element1),
+                (Operand.PARTIAL, last),
+            ):
+                with m.Case(code):
+                    m.d.comb += other1.eq(value)
+        m.d.comb += [
+            alu1.op.eq(self.op1),
+            alu1.a.eq(Mux(self.reverse1, other1, alu0.result)),
+            alu1.b.eq(Mux(self.reverse1, alu0.result, other1)),
+        ]
+
+        m.submodules.cast_out = cast_out = CastOut()
+        result = Signal(32)
+        m.d.comb += [
+            result.eq(alu1.result ^ Cat(C(0, 31), self.negate)),
+            cast_out.value.eq(result),
             cast_out.dtype.eq(self.dst_dtype),
             cast_out.saturate.eq(self.saturate),
         ]
-
-        # The bits as they are, for copies within one format.
-        bits = element
-        for i in range(CAST_IN_CYCLES + CAST_OUT_CYCLES):
-            past, bits = bits, Signal(32, name=f"bits{i}", reset_less=True)
-            m.d.sync += bits.eq(past)
-        m.d.sync += self.raw.eq(Mux(self.copy, bits, cast_out.raw))
+        stored = Delay(m, result, "stored", since=_CAST_OUT)[LANE_CYCLES - 1]
+        m.d.sync += self.raw.eq(Mux(self.raw_bits, stored, cast_out.raw))
         return m
 
 
-class Sequencer(wiring.Component):
-    """Executes the instructions: commands the memories, tells the lanes what to do and when.
+_OP = len(C(max(AluOp)))
 
-    Parameters
-    ----------
-    config : :class:`~..arch.config.CoreConfig`
+CONTROLS = {
+    "from_psum": (1, 0), "constant": (1, 0), "shift0": (2, 0), "value": (32, 0),
+    "from_psum1": (1, 0), "shift1": (2, 0),
+    "dtype0": (4, 1), "dtype1": (4, 1),
+    "bits": (1, _FIRST), "size0": (2, _FIRST), "size1": (2, _FIRST),
+    "operand0": (2, _FIRST), "number0": (32, _FIRST), "reverse0": (1, _FIRST),
+    "op0": (_OP, _FIRST), "load0": (1, _FIRST),
+    "reduces": (1, _LATE), "partial": (2, _LATE), "identity": (32, _LATE),
+    "keep": (1, _SECOND),
+    "operand1": (2, _SECOND), "number1": (32, _SECOND), "reverse1": (1, _SECOND),
+    "op1": (_OP, _SECOND), "load1": (1, _SECOND),
+    "negate": (1, _CAST_OUT), "dst_dtype": (4, _CAST_OUT), "saturate": (1, _CAST_OUT),
+    "raw_bits": (1, LANE_CYCLES - 1),
+}  # fmt: skip
+"""Inputs that all lanes share: width in bits, and the cycle in which an element needs them."""
 
-    Members
-    -------
-    instructions, update, starving, psum_busy_pe, psum_busy_dve, busy, events
-        Of the :class:`VectorEngine`.
-    read_valid, read_ready, read_new, read_word, read_offset
-        SBUF read command.
-    psum_valid, psum_bank, psum_word
-        PSUM read command.
-    from_psum, constant, shift, value, src_dtype, dst_dtype, saturate, copy
-        Of the lanes; each in the cycle in which they need it.
-    write_valid, write_commit, write_word, write_offset, write_size_log2, write_mask
-        SBUF write command, registered.
-    """
-
-    def __init__(self, *, config):
-        self.config = config
-        super().__init__(
-            {
-                "instructions": issue_port(),
-                "update": update_port(),
-                "starving": In(2),
-                "psum_busy_pe": In(config.psum_banks),
-                "psum_busy_dve": Out(config.psum_banks),
-                "busy": Out(1),
-                "events": Out(events_layout("dve")),
-                "read_valid": Out(1),
-                "read_ready": In(1),
-                "read_new": Out(1),
-                "read_word": Out(config.sbuf_word_bits),
-                "read_offset": Out(4),
-                "psum_valid": Out(1),
-                "psum_bank": Out(config.psum_bank_bits),
-                "psum_word": Out(config.psum_word_bits),
-                "from_psum": Out(1),
-                "constant": Out(1),
-                "shift": Out(2),
-                "value": Out(32),
-                "src_dtype": Out(4),
-                "dst_dtype": Out(4),
-                "saturate": Out(1),
-                "copy": Out(1),
-                "write_valid": Out(1),
-                "write_commit": Out(1),
-                "write_word": Out(config.sbuf_word_bits),
-                "write_offset": Out(4),
-                "write_size_log2": Out(2),
-                "write_mask": Out(config.partitions),
-            }
+STEER = data.StructLayout(
+    {
+        name: width
+        for name, (width, _) in CONTROLS.items()
+        if name
+        not in (
+            "from_psum", "from_psum1", "load0", "load1", "partial", "identity", "keep", "raw_bits",
         )
-
-    def elaborate(self, platform):
-        m = Module()
-        config = self.config
-        psum_addr_bits = exact_log2(config.psum_bytes)
-        addr_bits = max(config.sbuf_addr_bits, psum_addr_bits)
-        quadrant_log2 = exact_log2(config.quadrant)
-
-        # The instruction that is next. PSUM sources wait two cycles for the range of their banks.
-        word = Signal(WORD_BITS, reset_less=True)
-        pending = Signal()
-        prepared = Signal(2)
-        start = Signal()
-        m.d.comb += self.instructions.ready.eq(~pending)
-        with m.If(self.instructions.valid & self.instructions.ready):
-            m.d.sync += [word.eq(self.instructions.p.word), pending.eq(1), prepared.eq(0)]
-        with m.Elif(start):
-            m.d.sync += pending.eq(0)
-        with m.Elif(prepared != 2):
-            m.d.sync += prepared.eq(prepared + 1)
-
-        move = data.View(TensorCopy.layout(), word)
-        fill = data.View(Memset.layout(), word)
-        dst, src = move.dst, move.src
-        is_fill = move.opcode == Memset.opcode
-        is_empty = Signal()
-        m.d.comb += is_empty.eq(
-            (dst.num_partitions == 0) | Cat(dst[f"count{i}"] == 0 for i in range(4)).any()
-        )
-        reads_psum = Signal()
-        reads_sbuf = Signal()
-        m.d.comb += [
-            reads_psum.eq(~is_fill & ~is_empty & (src.space == Space.PSUM)),
-            reads_sbuf.eq(~is_fill & ~is_empty & (src.space == Space.SBUF)),
-        ]
-        dst_size = _size_log2(m, dst.dtype, "dst_size_log2")
-        src_size = _size_log2(m, src.dtype, "src_size_log2")
-        banks = self._banks_of(m, src, src_size, psum_addr_bits)
-
-        # The instruction that runs: one element per cycle, unless a read is refused or a starving
-        # DMA beat gets a gap.
-        m.submodules.src_walker = src_walker = PatternWalker(addr_bits=addr_bits)
-        m.submodules.dst_walker = dst_walker = PatternWalker(addr_bits=config.sbuf_addr_bits)
-        m.submodules.updates = updates = Queue(shape=Update, depth=UPDATES_DEPTH)
-        running = Signal()
-        empty = Signal()
-        from_sbuf = Signal()
-        from_psum = Signal()
-        constant = Signal(reset_less=True)
-        gap = Signal()
-        offered = Signal()
-        accepted = Signal()
-        finishing = Signal()
-        m.d.comb += [
-            offered.eq(running & ~gap),
-            accepted.eq(offered & (~from_sbuf | self.read_ready)),
-            finishing.eq(accepted & (empty | dst_walker.last)),
-        ]
-        for walker, pattern, size in ((src_walker, src, src_size), (dst_walker, dst, dst_size)):
-            m.d.comb += [
-                walker.pattern.eq(pattern),
-                walker.size_log2.eq(size),
-                walker.load.eq(start),
-                walker.advance.eq(accepted),
-            ]
-
-        m.d.comb += [
-            self.read_valid.eq(offered & from_sbuf),
-            self.read_new.eq(src_walker.moved),
-            self.read_word.eq(src_walker.address[4 : config.sbuf_addr_bits]),
-            self.read_offset.eq(src_walker.address[:4]),
-            self.psum_valid.eq(offered & from_psum),
-            self.psum_bank.eq(src_walker.address[exact_log2(config.psum_bank_bytes) :]),
-            self.psum_word.eq(src_walker.address[2:]),
-        ]
-
-        can_start = Signal()
-        blocked = Signal()
-        m.d.comb += [
-            can_start.eq(
-                pending & (~reads_psum | (prepared == 2)) & (~running | finishing) & updates.i.ready
-            ),
-            blocked.eq(reads_psum & (banks & self.psum_busy_pe).any()),
-            start.eq(can_start & ~blocked),
-        ]
-        with m.If(start):
-            m.d.sync += [
-                running.eq(1),
-                empty.eq(is_empty),
-                from_sbuf.eq(reads_sbuf),
-                from_psum.eq(reads_psum),
-                constant.eq(is_fill),
-                self.psum_busy_dve.eq(Mux(reads_psum, banks, 0)),
-            ]
-        with m.Elif(finishing):
-            m.d.sync += [running.eq(0), self.psum_busy_dve.eq(0)]
-
-        # What the lanes and the write port need of the running instruction.
-        steer = Signal(
-            data.StructLayout(
-                {
-                    "value": 32,
-                    "shift": 2,
-                    "src_dtype": 4,
-                    "dst_dtype": 4,
-                    "saturate": 1,
-                    "copy": 1,
-                    "size_log2": 2,
-                    "quadrant": 2,
-                    "partitions": config.partition_bits + 1,
-                    "updates": 1,
-                }
-            ),
-            reset_less=True,
-        )
-        to_quadrant = dst.start_partition[quadrant_log2 : quadrant_log2 + 2]
-        from_quadrant = src.start_partition[quadrant_log2 : quadrant_log2 + 2]
-        has_update = move.update_mode != UpdateMode.NONE
-        with m.If(start):
-            m.d.sync += [
-                steer.value.eq(fill.value),
-                steer.shift.eq(to_quadrant - from_quadrant),
-                steer.src_dtype.eq(src.dtype),
-                steer.dst_dtype.eq(dst.dtype),
-                steer.saturate.eq(move.saturate),
-                steer.copy.eq(is_fill | (src.dtype == dst.dtype)),
-                steer.size_log2.eq(dst_size),
-                steer.quadrant.eq(to_quadrant),
-                steer.partitions.eq(dst.num_partitions),
-                steer.updates.eq(has_update),
-            ]
-
-        # Everything below follows an element at fixed distances, in cycles after its read.
-        def after(cycles, value, name, *, since=0, clean=False):
-            """``value``, which belongs to cycle ``since``, delayed to ``cycles``."""
-            line = []
-            for i in range(since + 1, cycles + 1):
-                past = Value.cast(value)
-                value = Signal(len(past), name=f"{name}_cycle{i}", reset_less=not clean)
-                m.d.sync += value.eq(past)
-                line.append(value)
-            return line
-
-        cast_in = SBUF_READ_CYCLES + 1
-        cast_out = cast_in + CAST_IN_CYCLES
-        entry = Cat(from_psum, constant, steer.shift, steer.value)
-        m.d.comb += [
-            Cat(self.from_psum, self.constant, self.shift, self.value).eq(
-                after(SBUF_READ_CYCLES, entry, "entry")[-1]
-            ),
-            self.src_dtype.eq(after(cast_in, steer.src_dtype, "src_dtype")[-1]),
-            Cat(self.dst_dtype, self.saturate).eq(
-                after(cast_out, Cat(steer.dst_dtype, steer.saturate), "dst_dtype")[-1]
-            ),
-            self.copy.eq(after(VECTOR_CYCLES - 1, steer.copy, "copy")[-1]),
-        ]
-
-        # The write: whether the word is complete is known one cycle later, from the element after.
-        writes = after(VECTOR_CYCLES, accepted & ~empty, "write", clean=True)
-        closing = after(VECTOR_CYCLES, finishing, "closing", clean=True)
-        owing = after(VECTOR_CYCLES, finishing & steer.updates, "owing", clean=True)
-        commit = after(VECTOR_CYCLES, closing[0] | dst_walker.moved, "commit", since=1)
-        target = after(VECTOR_CYCLES, Cat(steer.size_log2, dst_walker.address), "target")
-        reach = after(VECTOR_CYCLES - 1, Cat(steer.quadrant, steer.partitions), "reach")
-        first = reach[-1][:2] << quadrant_log2
-        stop = first + reach[-1][2:]
-        m.d.sync += self.write_mask.eq(
-            Cat((first <= p) & (stop > p) for p in range(config.partitions))
-        )
-        m.d.comb += [
-            self.write_valid.eq(writes[-1]),
-            self.write_commit.eq(commit[-1]),
-            Cat(self.write_size_log2, self.write_offset, self.write_word).eq(target[-1]),
-        ]
-
-        # Updates wait until the write of the last element is in the memory.
-        owed = Signal(range(UPDATES_DEPTH + 1))
-        complete = Signal(range(UPDATES_DEPTH + 1))
-        done = Signal()
-        m.d.comb += [
-            updates.i.valid.eq(start & has_update),
-            updates.i.p.semaphore.eq(move.update_semaphore),
-            updates.i.p.mode.eq(move.update_mode),
-            updates.i.p.value.eq(move.update_value),
-            self.update.p.eq(updates.o.p),
-            self.update.valid.eq(updates.o.valid & (complete != 0)),
-            done.eq(self.update.valid & self.update.ready),
-            updates.o.ready.eq((complete != 0) & self.update.ready),
-        ]
-        m.d.sync += [
-            owed.eq(owed + updates.i.valid - done),
-            complete.eq(complete + owing[-1] - done),
-        ]
-
-        # A starving DMA beat needs a cycle without write.
-        rest = Signal(range(GAP_CYCLES))
-        m.d.comb += gap.eq(self.starving.any() & (rest == 0))
-        with m.If(gap & running):
-            m.d.sync += rest.eq(GAP_CYCLES - 1)
-        with m.Elif(rest != 0):
-            m.d.sync += rest.eq(rest - 1)
-
-        moving = Cat(writes, closing).any()
-        m.d.comb += self.busy.eq(pending | running | moving | (owed != 0))
-        m.d.sync += [
-            self.events.elements.eq(accepted & ~empty),
-            self.events.busy.eq(running | moving),
-            self.events.wait_psum.eq(can_start & blocked),
-            self.events.wait_sbuf.eq(running & ~accepted),
-        ]
-        return m
-
-    def _banks_of(self, m, src, size, addr_bits):
-        """PSUM banks from the lowest to the highest element of ``src``, two cycles later."""
-        config = self.config
-        # How far each dimension reaches. Inside PSUM, so addr_bits hold it.
-        below, above = [], []
-        for i in range(4):
-            step, count = src[f"step{i}"], src[f"count{i}"]
-            far = Signal(addr_bits, name=f"extent{i}", reset_less=True)
-            down = Signal(name=f"down{i}", reset_less=True)
-            distance = Mux(step < 0, -step, step)[:addr_bits]
-            product = distance * (count - 1)[:addr_bits]
-            m.d.sync += [far.eq(product << size), down.eq(step < 0)]
-            below.append(Mux(down, far, 0))
-            above.append(Mux(down, 0, far))
-        low = (src.offset - sum(below))[:addr_bits]
-        high = (src.offset + sum(above))[:addr_bits]
-        bank_log2 = exact_log2(config.psum_bank_bytes)
-        banks = Signal(config.psum_banks, reset_less=True)
-        m.d.sync += banks.eq(
-            Cat((low[bank_log2:] <= b) & (high[bank_log2:] >= b) for b in range(config.psum_banks))
-        )
-        return banks
+    }
+)  # fmt: skip
+"""Those that stay the same while an instruction runs."""
 
 
 class VectorEngine(wiring.Component):
@@ -576,12 +312,14 @@ class VectorEngine(wiring.Component):
         super().__init__(
             {
                 "instructions": In(stream.Signature(Issue)),
-                "sbuf_read": Out(SbufVectorReadPort(config)),
+                "sbuf_read": Out(SbufVectorReadPort(config)).array(2),
                 "sbuf_write": Out(SbufVectorWritePort(config)),
                 "psum_read": Out(PsumReadPort(config)),
-                "psum_busy_pe": In(config.psum_banks),
+                "psum_busy_others": In(config.psum_banks),
+                "psum_claim": Out(config.psum_banks),
                 "psum_busy_dve": Out(config.psum_banks),
                 "starving": In(2),
+                "occupied": In(2),
                 "update": Out(stream.Signature(Update)),
                 "busy": Out(1),
                 "events": Out(events_layout("dve")),
@@ -591,21 +329,23 @@ class VectorEngine(wiring.Component):
     def elaborate(self, platform):
         m = Module()
         config = self.config
-        m.submodules.sequencer = seq = Sequencer(config=config)
+        m.submodules.sequencer = seq = Sequencer(
+            config=config,
+            engine=Engine.DVE,
+            lane_cycles=LANE_CYCLES,
+            read_ports=len(self.sbuf_read),
+        )
         connect(m, flipped(self.instructions), seq.instructions)
         connect(m, seq.update, flipped(self.update))
-        read, write, psum = self.sbuf_read, self.sbuf_write, self.psum_read
+        write, psum = self.sbuf_write, self.psum_read
         m.d.comb += [
             seq.starving.eq(self.starving),
-            seq.psum_busy_pe.eq(self.psum_busy_pe),
-            self.psum_busy_dve.eq(seq.psum_busy_dve),
+            seq.occupied.eq(self.occupied),
+            seq.psum_busy_others.eq(self.psum_busy_others),
+            self.psum_claim.eq(seq.psum_claim),
+            self.psum_busy_dve.eq(seq.psum_busy),
             self.busy.eq(seq.busy),
             self.events.eq(seq.events),
-            read.valid.eq(seq.read_valid),
-            seq.read_ready.eq(read.ready),
-            read.new.eq(seq.read_new),
-            read.word.eq(seq.read_word),
-            read.offset.eq(seq.read_offset),
             psum.valid.eq(seq.psum_valid),
             psum.bank.eq(seq.psum_bank),
             psum.word.eq(seq.psum_word),
@@ -616,16 +356,152 @@ class VectorEngine(wiring.Component):
             write.size_log2.eq(seq.write_size_log2),
             write.mask.eq(seq.write_mask),
         ]
+        for i, read in enumerate(self.sbuf_read):
+            m.d.comb += [
+                read.valid.eq(seq.read_valid[i]),
+                seq.read_ready[i].eq(read.ready),
+                read.new.eq(seq.read_new[i]),
+                read.word.eq(seq.read_word[i]),
+                read.offset.eq(seq.read_offset[i]),
+            ]
 
-        uniform = (
-            "from_psum", "constant", "shift", "value", "src_dtype", "dst_dtype", "saturate", "copy",
-        )  # fmt: skip
+        controls = self._controls(m, seq)
         for p in range(config.partitions):
             lane = VectorLane()
             m.submodules[f"lane{p}"] = Replicated(lane, "vector_lane")
             for k in range(4):
                 source = (p - k * config.quadrant) % config.partitions
-                m.d.comb += [lane.sbuf[k].eq(read.data[source]), lane.psum[k].eq(psum.data[source])]
-            m.d.comb += [getattr(lane, name).eq(getattr(seq, name)) for name in uniform]
+                m.d.comb += [
+                    lane.sbuf[k].eq(self.sbuf_read[0].data[source]),
+                    lane.sbuf1[k].eq(self.sbuf_read[1].data[source]),
+                    lane.psum[k].eq(psum.data[source]),
+                ]
+            m.d.comb += [getattr(lane, name).eq(value) for name, value in controls.items()]
             m.d.comb += write.data[p].eq(lane.raw)
         return m
+
+    def _controls(self, m, seq):
+        """The lanes' :data:`CONTROLS`, each in the cycle in which the element needs it."""
+        copy, fill = seq.view(TensorCopy), seq.view(Memset)
+        pair, chain = seq.view(TensorTensor), seq.view(TensorScalar)
+        mixed, reduce = seq.view(ScalarTensorTensor), seq.view(TensorReduce)
+        quadrant_log2 = exact_log2(self.config.quadrant)
+
+        def quadrant(ap):
+            return ap.start_partition[quadrant_log2 : quadrant_log2 + 2]
+
+        def is_bitwise(*ops):
+            return Cat(op == code for op in ops for code in BITWISE_OPS).any()
+
+        # What is the same for all elements of an instruction.
+        steer = Signal(STEER, reset_less=True)
+        op0, op1 = Signal(_OP, name="pending_op0"), Signal(_OP, name="pending_op1")
+        with m.If(seq.start):
+            m.d.sync += [
+                steer.constant.eq(0),
+                steer.value.eq(fill.value),
+                steer.shift0.eq(quadrant(copy.dst) - quadrant(copy.src)),
+                steer.shift1.eq(quadrant(copy.dst) - quadrant(copy.src)),
+                steer.dtype0.eq(copy.src.dtype),
+                steer.dtype1.eq(pair.src1.dtype),
+                steer.size0.eq(size_log2(m, copy.src.dtype, "size0")),
+                steer.size1.eq(size_log2(m, pair.src1.dtype, "size1")),
+                steer.dst_dtype.eq(copy.dst.dtype),
+                steer.bits.eq(is_bitwise(op0, op1)),
+                steer.op0.eq(op0),
+                steer.op1.eq(op1),
+                *(steer[name].eq(0) for name in ("reverse0", "reverse1", "reduces", "negate")),
+                steer.operand0.eq(Operand.NUMBER),
+                steer.operand1.eq(Operand.NUMBER),
+            ]
+            with m.Switch(copy.opcode):
+                with m.Case(TensorCopy.opcode):
+                    m.d.sync += [
+                        steer.bits.eq(copy.src.dtype == copy.dst.dtype),
+                        steer.saturate.eq(copy.saturate),
+                    ]
+                with m.Case(Memset.opcode):
+                    m.d.sync += [steer.constant.eq(1), steer.bits.eq(1)]
+                with m.Case(TensorTensor.opcode):
+                    m.d.sync += [
+                        steer.shift1.eq(quadrant(pair.dst) - quadrant(pair.src1)),
+                        steer.operand0.eq(Operand.ELEMENT),
+                        steer.saturate.eq(pair.saturate),
+                    ]
+                with m.Case(TensorScalar.opcode):
+                    m.d.sync += [
+                        steer.operand0.eq(Mux(chain.scalar0_pointer, Operand.SCALAR, 0)),
+                        steer.operand1.eq(Mux(chain.scalar1_pointer, Operand.SCALAR, 0)),
+                        *(
+                            steer[f"{name}{i}"].eq(chain[f"{field}{i}"])
+                            for i in range(2)
+                            for name, field in (("number", "scalar"), ("reverse", "reverse"))
+                        ),
+                        steer.saturate.eq(chain.saturate),
+                    ]
+                with m.Case(ScalarTensorTensor.opcode):
+                    m.d.sync += [
+                        steer.shift1.eq(quadrant(mixed.dst) - quadrant(mixed.src1)),
+                        steer.operand0.eq(Mux(mixed.scalar0_pointer, Operand.SCALAR, 0)),
+                        steer.operand1.eq(Operand.ELEMENT),
+                        steer.number0.eq(mixed.scalar0),
+                        steer.reverse0.eq(mixed.reverse0),
+                        steer.reverse1.eq(mixed.reverse1),
+                        steer.saturate.eq(mixed.saturate),
+                    ]
+                with m.Case(TensorReduce.opcode):
+                    m.d.sync += [
+                        steer.operand1.eq(Operand.PARTIAL),
+                        steer.reduces.eq(1),
+                        steer.negate.eq(reduce.negate),
+                        steer.saturate.eq(reduce.saturate),
+                    ]
+        with m.Switch(copy.opcode):
+            with m.Case(TensorTensor.opcode):
+                m.d.comb += op0.eq(pair.op)
+            with m.Case(TensorScalar.opcode):
+                m.d.comb += [op0.eq(chain.op0), op1.eq(chain.op1)]
+            with m.Case(ScalarTensorTensor.opcode):
+                m.d.comb += [op0.eq(mixed.op0), op1.eq(mixed.op1)]
+            with m.Case(TensorReduce.opcode):
+                m.d.comb += [op0.eq(reduce.op), op1.eq(reduce.op)]
+
+        # What follows an element, in cycles after its read.
+        element = seq.element
+        lines = {name: Delay(m, steer[name], name) for name in STEER.members}
+
+        def late(name, cycle, value=None):
+            if value is not None:
+                lines[name] = Delay(m, value, name)
+            return lines[name][SBUF_READ_CYCLES + cycle]
+
+        controls = {
+            name: late(name, CONTROLS[name][1]) for name in STEER.members if name in CONTROLS
+        }
+        valid = Delay(m, element.valid, "valid", clean=True)
+        now = SBUF_READ_CYCLES + _LATE
+        one_ahead, two_ahead = valid[now + 1], valid[now + 2]  # elements, by so many cycles
+        early = late("early", _LATE, element.early)
+        partial, identity = Signal(Partial), Signal(32)
+        with m.If(early):
+            m.d.comb += partial.eq(Partial.IDENTITY)
+        with m.Elif(one_ahead):
+            m.d.comb += partial.eq(Mux(two_ahead, Partial.NOW, Partial.LAST))
+        with m.Else():
+            m.d.comb += partial.eq(Mux(two_ahead, Partial.LAST, Partial.LAST_BUT_ONE))
+        with m.Switch(late("op0", _LATE)):
+            for op in ReduceOp:
+                with m.Case(op):
+                    m.d.comb += identity.eq(op.identity)
+        only = late("only", _SECOND, element.only)
+        return controls | {
+            "from_psum": late("from_psum", 0, seq.psum_source[0] & ~element.scalars[0]),
+            "from_psum1": late("from_psum1", 0, seq.psum_source[1] & ~element.scalars[1]),
+            "load0": late("load0", _FIRST, element.scalars[0]),
+            "load1": late("load1", _SECOND, element.scalars[1]),
+            "partial": partial,
+            "identity": identity,
+            "keep": valid[SBUF_READ_CYCLES + _SECOND] & late("reduces", _SECOND),
+            "op1": Mux(late("reduces", _SECOND) & only, AluOp.BYPASS, late("op1", _SECOND)),
+            "raw_bits": late("bits", LANE_CYCLES - 1),
+        }
