@@ -241,21 +241,26 @@ STEER = data.StructLayout(
 
 
 class VectorEngine(wiring.Component):
-    """The vector engine (DVE): :class:`~..arch.isa.TensorCopy` and :class:`~..arch.isa.Memset`.
+    """The vector engine (DVE): copies, fills, arithmetic and reductions of :mod:`~..arch.isa`.
 
     Instructions run in order, one at a time in the sequencer, one element per partition and cycle.
     The reads of an instruction overlap the writes of the one before. Writes are in order.
 
     **Hazards.** An instruction may read what an earlier one of this engine writes only if it waits
     for that one's update: nothing else holds its reads back. Its writes need no wait. ``dst`` may
-    be the same elements as ``src``; any other overlap of the two gives unspecified elements.
+    be the same elements as a source, in the same order; any other overlap of the two, or of ``dst``
+    and a scalar, gives unspecified elements.
 
-    **PSUM.** An instruction with its source in PSUM holds all banks from its lowest to its highest
-    element (``psum_busy_dve``) from before its first read until its last, and starts only when the
-    tensor engine holds none of them.
+    **PSUM.** An instruction with a source in PSUM holds all banks from its lowest to its highest
+    element (``psum_busy``) from before its first read until its last, and starts only when no
+    other engine holds one of them.
 
-    **DMA.** While ``starving``, the stream has a one-cycle gap every :data:`GAP_CYCLES` cycles,
-    which leaves the write ports free :data:`VECTOR_CYCLES` cycles later.
+    **DMA.** While ``starving``, the stream has a one-cycle gap every
+    :data:`~.sequencer.GAP_CYCLES` cycles, which leaves the write ports free
+    :data:`VECTOR_CYCLES` cycles later.
+
+    **Sums.** Two partial results of a row alternate in the first operation, whose result returns to
+    it after two cycles; the second operation joins them.
 
     Parameters
     ----------
@@ -264,13 +269,18 @@ class VectorEngine(wiring.Component):
     Members
     -------
     instructions : :py:`In(stream.Signature(Issue))`
-    sbuf_read : :py:`Out(SbufVectorReadPort)`
+    sbuf_read : :py:`Out(SbufVectorReadPort).array(2)`
+        For the first and the second source; scalars are read on both.
     sbuf_write : :py:`Out(SbufVectorWritePort)`
     psum_read : :py:`Out(PsumReadPort)`
-    psum_busy_pe : :py:`In(psum_banks)`
-    psum_busy_dve : :py:`Out(psum_banks)`
+    psum_busy_others : :py:`In(psum_banks)`
+    psum_claim : :py:`Out(psum_banks)`
+        Banks that will be held from the next cycle on.
+    psum_busy : :py:`Out(psum_banks)`
         Registered.
     starving : :py:`In(2)`
+    occupied : :py:`In(2)`
+        Banks of SBUF to which what is read in this cycle must not be written.
     update : :py:`Out(stream.Signature(Update))`
         Not offered for an instruction without one.
     busy : :py:`Out(1)`
@@ -279,29 +289,18 @@ class VectorEngine(wiring.Component):
 
     Timing
     ------
-    Issue interval of ``N`` elements: ``N`` cycles, at least 2 (source in PSUM: 4). An element is
-    written :data:`VECTOR_CYCLES` = 9 cycles after it was read; the update is offered in the cycle
-    after the last write. An idle engine reads its first element 2 cycles after it took the
-    instruction (source in PSUM: 4), so the update is offered ``N + 11`` (``N + 13``) cycles after
-    that. With ``N`` = 2, from SBUF::
+    Issue interval of ``N`` elements: ``N`` cycles, one more with scalars in SBUF, at least 2
+    (source in PSUM: 4). Two sources in the same bank of SBUF take turns where both want a new word.
+    An element is written :data:`VECTOR_CYCLES` = 17 cycles after it was read; the update is offered
+    in the cycle after the last write. An idle engine reads its first element 2 cycles after it took
+    the instruction (source in PSUM: 4), so the update is offered ``N + 19`` (``N + 21``) cycles
+    after that. With ``N`` = 2, from SBUF::
 
-        cycle               0  1  2  3  4  5  6  7  8  9 10 11 12 13
-        instructions.valid  1  0  0  0  0  0  0  0  0  0  0  0  0  0
-        sbuf_read.valid     0  0  1  1  0  0  0  0  0  0  0  0  0  0
-        sbuf_write.valid    0  0  0  0  0  0  0  0  0  0  0  1  1  0
-        update.valid        0  0  0  0  0  0  0  0  0  0  0  0  0  1
-
-    Internals
-    ---------
-    Where further instructions plug in:
-
-    - opcodes are decoded in :class:`Sequencer` from the pending word; what is constant during an
-      instruction goes to ``steer`` and from there to the lanes by ``after(cycle, ...)``;
-    - a second operand gets a :class:`PatternWalker`; from the other memory it is read in the same
-      cycle, from the same one in alternate cycles (interval 2 N, as on the real machine);
-    - a scalar per partition is an element read before element 0 into a register of the lane;
-    - arithmetic stands between the casts of :class:`VectorLane`;
-    - a reduction holds ``accepted`` elements back from the write line, except the last of a row.
+        cycle               0  1  2  3  4  5  6  7  8  9 10 11 12 13 14 15 16 17 18 19 20 21
+        instructions.valid  1  0  0  0  0  0  0  0  0  0  0  0  0  0  0  0  0  0  0  0  0  0
+        sbuf_read.valid     0  0  1  1  0  0  0  0  0  0  0  0  0  0  0  0  0  0  0  0  0  0
+        sbuf_write.valid    0  0  0  0  0  0  0  0  0  0  0  0  0  0  0  0  0  0  0  1  1  0
+        update.valid        0  0  0  0  0  0  0  0  0  0  0  0  0  0  0  0  0  0  0  0  0  1
     """
 
     instructions: stream.Interface
@@ -317,7 +316,7 @@ class VectorEngine(wiring.Component):
                 "psum_read": Out(PsumReadPort(config)),
                 "psum_busy_others": In(config.psum_banks),
                 "psum_claim": Out(config.psum_banks),
-                "psum_busy_dve": Out(config.psum_banks),
+                "psum_busy": Out(config.psum_banks),
                 "starving": In(2),
                 "occupied": In(2),
                 "update": Out(stream.Signature(Update)),
@@ -343,7 +342,7 @@ class VectorEngine(wiring.Component):
             seq.occupied.eq(self.occupied),
             seq.psum_busy_others.eq(self.psum_busy_others),
             self.psum_claim.eq(seq.psum_claim),
-            self.psum_busy_dve.eq(seq.psum_busy),
+            self.psum_busy.eq(seq.psum_busy),
             self.busy.eq(seq.busy),
             self.events.eq(seq.events),
             psum.valid.eq(seq.psum_valid),
@@ -421,7 +420,7 @@ class VectorEngine(wiring.Component):
                         steer.saturate.eq(copy.saturate),
                     ]
                 with m.Case(Memset.opcode):
-                    m.d.sync += [steer.constant.eq(1), steer.bits.eq(1)]
+                    m.d.sync += [steer.constant.eq(1), steer.bits.eq(1), steer.size0.eq(2)]
                 with m.Case(TensorTensor.opcode):
                     m.d.sync += [
                         steer.shift1.eq(quadrant(pair.dst) - quadrant(pair.src1)),

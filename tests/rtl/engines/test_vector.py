@@ -25,7 +25,21 @@ from makalu.rtl.arch.formats import (
     TF32,
     UINT8,
 )
-from makalu.rtl.arch.isa import AccessPattern, Memset, Space, TensorCopy, Update, UpdateMode
+from makalu.rtl.arch.isa import (
+    BITWISE_OPS,
+    AccessPattern,
+    AluOp,
+    Memset,
+    ReduceOp,
+    ScalarTensorTensor,
+    Space,
+    TensorCopy,
+    TensorReduce,
+    TensorScalar,
+    TensorTensor,
+    Update,
+    UpdateMode,
+)
 from makalu.rtl.engines.vector import GAP_CYCLES, VECTOR_CYCLES, VectorEngine
 from makalu.rtl.interfaces import SBUF_READ_CYCLES
 from makalu.rtl.memory.sbuf import DMA_PATIENCE_CYCLES, Sbuf
@@ -58,13 +72,15 @@ class Machine:
         m = Module()
         m.submodules.vector = self.dut
         m.submodules.sbuf = self.sbuf
-        connect(m, self.dut.sbuf_read, self.sbuf.vector_read)
-        connect(m, self.dut.sbuf_write, self.sbuf.vector_write)
+        for i, read in enumerate(self.dut.sbuf_read):
+            connect(m, read, self.sbuf.vector_read[i])
+        connect(m, self.dut.sbuf_write, self.sbuf.vector_write[0])
         m.d.comb += self.dut.starving.eq(self.sbuf.starving | self.starving)
         self.inputs = [
             self.starving,
             self.dut.instructions.valid,
-            self.dut.psum_busy_pe,
+            self.dut.psum_busy_others,
+            self.dut.occupied,
             self.sbuf.moving.valid,
             self.sbuf.dma_read[0].valid,
             self.sbuf.dma_write[0].valid,
@@ -93,8 +109,8 @@ class Machine:
         """Answers PSUM reads, takes updates, keeps the log."""
         dut, sbuf = self.dut, self.sbuf
         names = {
-            "read": dut.sbuf_read.valid,
-            "ready": dut.sbuf_read.ready,
+            "read": dut.sbuf_read[0].valid,
+            "ready": dut.sbuf_read[0].ready,
             "psum": dut.psum_read.valid,
             "bank": dut.psum_read.bank,
             "word": dut.psum_read.word,
@@ -106,7 +122,7 @@ class Machine:
             "issued": dut.instructions.valid,
             "issue_ready": dut.instructions.ready,
             "events": dut.events,
-            "held": dut.psum_busy_dve,
+            "held": dut.psum_busy,
             "dma_read_ready": sbuf.dma_read[0].ready,
             "dma_write_ready": sbuf.dma_write[0].ready,
         }
@@ -144,14 +160,14 @@ class Bench:
         self.updates = []  # (cycle, semaphore, mode, value)
         self.issues = []
         self.counts = dict.fromkeys(("elements", "busy", "wait_psum", "wait_sbuf"), 0)
-        self.held = []  # (cycle, psum_busy_dve)
+        self.held = []  # (cycle, psum_busy)
         self.ready = lambda cycle: True  # of the update port
         self.hook = lambda ctx, now: None  # every cycle
 
     def observe(self, ctx, now):
         """Log the cycle that ends."""
-        if (now.read and now.ready) or now.psum:
-            self.reads.append(self.cycle)
+        if now.events.elements:
+            self.reads.append(self.cycle - 1)  # the event is registered
         if now.psum:
             assert now.held >> now.bank & 1, f"bank {now.bank} is read at {self.cycle}, not held"
         if now.write and now.commit:
@@ -311,6 +327,64 @@ def random_program(rng, config, length, longest):
     return program
 
 
+def random_arithmetic(rng, config, length, longest):
+    """Instructions that compute: sources and scalars in the lower half, results in the upper."""
+    ops, reduce_ops = list(AluOp), list(ReduceOp)
+    arithmetic = [op for op in ops if op not in BITWISE_OPS]
+    # Elements that make sums, comparisons and logical operations interesting.
+    program = []
+    while len(program) < length:
+        (instruction,) = random_program(rng, config, 1, longest)
+        if isinstance(instruction, Memset):
+            continue
+        dst, src = instruction.dst, instruction.src
+        bitwise = rng.random() < 0.3
+        among = [AluOp.BYPASS, *BITWISE_OPS] if bitwise else arithmetic
+        op0, op1 = (among[k] for k in rng.integers(len(among), size=2))
+        pointers = rng.integers(2, size=2)
+        scalars = [
+            int(4 * rng.integers(HALF // 4)) if pointer else int(rng.integers(1 << 32))
+            for pointer in pointers
+        ]
+        reverse0, reverse1 = (int(r) for r in rng.integers(2, size=2))
+        common = {"dst": dst, "update": instruction.update, "saturate": instruction.saturate}
+        first = {
+            "op0": op0, "reverse0": reverse0, "scalar0": scalars[0],
+            "scalar0_pointer": int(pointers[0]), "op1": op1, "reverse1": reverse1,
+        }  # fmt: skip
+        kind = rng.integers(4)
+        # A second source with as many elements; only one of them lies in PSUM.
+        swap = src.space == Space.SBUF and rng.random() < 0.3
+        fmt = FP32 if swap else FORMATS[rng.integers(len(FORMATS))]
+        counts = [count for _, count in src.dims]
+        rng.shuffle(counts)
+        offset, dims = random_pattern(rng, fmt, 0, config.psum_bytes if swap else HALF, counts)
+        other = AccessPattern(
+            fmt, src.start_partition, src.num_partitions, offset, dims,
+            Space.PSUM if swap else Space.SBUF,
+        )  # fmt: skip
+        if kind == 0:
+            program.append(TensorTensor(src0=src, src1=other, op=op0, **common))
+        elif kind == 1:
+            program.append(
+                TensorScalar(
+                    src=src, scalar1=scalars[1], scalar1_pointer=int(pointers[1]), **first, **common
+                )
+            )
+        elif kind == 2:
+            program.append(ScalarTensorTensor(src0=src, src1=other, **first, **common))
+        else:
+            inner = int(rng.integers(len(src.dims)))
+            outer = [count for _, count in src.dims[inner + 1 :]] or [1]
+            offset, dims = random_pattern(rng, dst.dtype, HALF, config.sbuf_bytes, outer)
+            op = reduce_ops[rng.integers(len(reduce_ops))]
+            common["dst"] = replace(dst, offset=offset, dims=dims)
+            program.append(
+                TensorReduce(src=src, op=op, inner=inner, negate=int(rng.integers(2)), **common)
+            )
+    return program
+
+
 # Values -------------------------------------------------------------------------------------------
 
 
@@ -396,6 +470,79 @@ def test_memset_writes_the_bits(fmt, rng):
     ]
     bench.execute(program)
     assert np.diff([cycle for cycle, *_ in bench.updates]) == [5]
+
+
+def ordinary(rng, shape):
+    """Bits of binary32 numbers, most of them of moderate size, a few special."""
+    values = rng.standard_normal(shape).astype(np.float32) * 2.0 ** rng.integers(-4, 5, shape)
+    bits = np.rint(values * 8).astype(np.float32).view(np.uint32) | 0
+    special = np.array([0, 1 << 31, 0x7F800000, 0xFF800000, 0x7FC00001, 1, 0x80000001], np.uint32)
+    chosen = rng.random(shape) < 0.1
+    return np.where(chosen, special[rng.integers(len(special), size=shape)], bits)
+
+
+@pytest.mark.parametrize("config", [CONFIG, EIGHT_ROWS], ids=["4-partitions", "8-partitions"])
+@pytest.mark.parametrize("content", ["numbers", "bits"])
+def test_random_arithmetic(config, content, rng):
+    bench = Bench(config, rng)
+    if content == "numbers":
+        for memory in (bench.bytes, bench.psum):
+            memory.view(np.uint32)[...] = ordinary(rng, memory.view(np.uint32).shape)
+    program = random_arithmetic(rng, config, 60 if config is CONFIG else 25, 30)
+    pauses = rng.integers(0, 20, size=len(program)).tolist()
+    pauses = [p if p > 15 else 0 for p in pauses]
+    bench.execute(program, pause=lambda: pauses.pop())
+
+
+def test_arithmetic_with_refused_reads(rng):
+    """Either source may be refused; what the other one read is kept."""
+    bench = Bench(CONFIG, rng)
+
+    def noise(ctx, now):
+        moving = bench.sbuf.moving
+        ctx.set(moving.valid, bool(rng.random() < 0.6))
+        ctx.set(moving.new, 1)
+        ctx.set(moving.word, int(rng.integers(CONFIG.sbuf_words)))
+        ctx.set(bench.dut.occupied, int(rng.choice([0, 0, 1, 2, 3])))
+
+    bench.hook = noise
+    bench.execute(random_arithmetic(rng, CONFIG, 40, 30))
+    assert bench.counts["wait_sbuf"] > 100
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 7, 16])
+def test_issue_interval_of_arithmetic(count, rng):
+    """N elements in N cycles, with two sources in different banks, reductions included; one cycle
+    more for scalars in SBUF."""
+    bench = Bench(CONFIG, rng)
+    program = []
+    for i in range(3):
+        dst, a, b = line(FP32, 512, count), line(FP32, 0, count), line(FP32, 272, count)
+        one = line(FP32, 512, 1)
+        program += [
+            TensorTensor(dst=dst, src0=a, src1=b, op=AluOp.ADD, saturate=0, update=update(i)),
+            TensorReduce(
+                dst=one, src=a, op=AluOp.ADD, inner=0, negate=0, saturate=0, update=update(i)
+            ),
+        ]
+    bench.execute(program)
+    assert set(np.diff([cycle for cycle, *_ in bench.updates])) == {max(count, 2)}
+    assert bench.counts["wait_sbuf"] == 0
+
+
+def test_scalars_in_sbuf_cost_one_cycle(rng):
+    bench = Bench(CONFIG, rng)
+    a, dst = line(FP32, 0, 8), line(FP32, 512, 8)
+    program = [
+        TensorScalar(
+            dst=dst, src=a, op0=AluOp.MULTIPLY, op1=AluOp.ADD, reverse0=0, reverse1=0,
+            scalar0=64, scalar0_pointer=1, scalar1=80, scalar1_pointer=1, saturate=0,
+            update=update(i),
+        )
+        for i in range(4)
+    ]  # fmt: skip
+    bench.execute(program)
+    assert set(np.diff([cycle for cycle, *_ in bench.updates])) == {9}
 
 
 # Patterns -----------------------------------------------------------------------------------------
@@ -528,14 +675,14 @@ def test_latency_is_as_documented(space, rng):
     setup = 2 if space == Space.SBUF else 4
     assert bench.reads == [issued + setup, issued + setup + 1]
     assert bench.commits == [issued + setup + 1 + VECTOR_CYCLES]
-    assert bench.updates[0][0] == issued + setup + 2 + VECTOR_CYCLES == issued + setup + 11
+    assert bench.updates[0][0] == issued + setup + 2 + VECTOR_CYCLES == issued + setup + 19
 
 
 def test_the_waveform_of_the_docstring_is_true(rng):
     bench = Bench(CONFIG, rng)
     dut = bench.dut
     lines = VectorEngine.__doc__.split("With ``N`` = 2, from SBUF::\n\n")[1].split("\n\n")[0]
-    header, *rows = lines.splitlines()
+    header, *rows = lines.rstrip().splitlines()
     columns = len(header.split()) - 1
     assert len(rows) == 4
 
@@ -547,7 +694,8 @@ def test_the_waveform_of_the_docstring_is_true(rng):
             for row in rows:
                 name, *values = row.split()
                 port, member = name.split(".")
-                got = ctx.get(getattr(getattr(dut, port), member))
+                port = dut.sbuf_read[0] if port == "sbuf_read" else getattr(dut, port)
+                got = ctx.get(getattr(port, member))
                 assert got == int(values[cycle]), f"{name} at cycle {cycle}: {got}"
             await ctx.tick()
             ctx.set(dut.instructions.valid, 0)
@@ -670,15 +818,15 @@ def test_psum_copy_starts_when_the_tensor_engine_leaves_its_banks(rng):
             psum_copy(32, ((1, 6),), update=update(2)),
             copy(line(FP32, 640, 4), line(FP32, 0, 4), update=update(3)),
         ]
-        ctx.set(dut.psum_busy_pe, 0b11111110)
+        ctx.set(dut.psum_busy_others, 0b11111110)
         for instruction in program:
             await bench.issue(ctx, instruction)
             if len(bench.issues) == 2:
                 for _ in range(30):
                     await ctx.tick()
                 assert len(bench.reads) == 6  # the second one waits, nothing is held
-                assert ctx.get(dut.psum_busy_dve) == 0
-                ctx.set(dut.psum_busy_pe, 0b11111101)
+                assert ctx.get(dut.psum_busy) == 0
+                ctx.set(dut.psum_busy_others, 0b11111101)
         await ctx.tick()
         await bench.drain(ctx)
         bench.expect(ctx, program)
@@ -752,7 +900,7 @@ def test_reset_in_mid_work_starts_clean(rng):
             ctx.set(bench.machine.reset, 0)
             assert not ctx.get(dut.busy)
             assert not ctx.get(dut.update.valid)
-            assert not ctx.get(dut.psum_busy_dve)
+            assert not ctx.get(dut.psum_busy)
             await ctx.tick()
             bench.bytes = bench.memory(ctx)
             bench.updates.clear()

@@ -3,8 +3,63 @@
 For :mod:`test_vector` and for ``benches/bench_vector.py``; written apart from the golden model.
 """
 
+import operator
+
 import numpy as np
-from makalu.rtl.arch.isa import Memset, Space
+from makalu.rtl.arch.formats import CANONICAL_NAN, FP32
+from makalu.rtl.arch.isa import (
+    AluOp,
+    Memset,
+    ReduceOp,
+    ScalarTensorTensor,
+    Space,
+    TensorReduce,
+    TensorScalar,
+    TensorTensor,
+)
+
+_COMPARE = {
+    "EQUAL": operator.eq, "NOT_EQUAL": operator.ne, "GREATER_EQUAL": operator.ge,
+    "GREATER": operator.gt, "LESS_EQUAL": operator.le, "LESS": operator.lt,
+}  # fmt: skip
+_LOGIC = {
+    "LOGICAL_AND": lambda a, b: a and b,
+    "LOGICAL_OR": lambda a, b: a or b,
+    "LOGICAL_XOR": lambda a, b: a != b,
+}
+_BITS = {
+    "BITWISE_AND": operator.and_, "BITWISE_OR": operator.or_, "BITWISE_XOR": operator.xor,
+    "BITWISE_NOT": lambda a, b: ~a & 0xFFFFFFFF,
+    "LEFT_SHIFT": lambda a, b: a << min(b, 32) & 0xFFFFFFFF,
+    "RIGHT_SHIFT": lambda a, b: a >> min(b, 32),
+}  # fmt: skip
+_SUMS = {"ADD": operator.add, "SUBTRACT": operator.sub, "MULTIPLY": operator.mul}
+
+
+def operate(op, a, b):
+    """One operation on two integers that are bits of binary32 numbers, or bits."""
+    name = AluOp(op).name
+    if name == "BYPASS":
+        return a
+    if name in _BITS:
+        return _BITS[name](a, b)
+    x, y = (np.uint32(v).view(np.float32) for v in (a, b))
+    nan = bool(np.isnan(x) or np.isnan(y))
+    if name in _COMPARE:
+        return 0x3F800000 if _COMPARE[name](x, y) else 0
+    if name in _LOGIC:
+        return 0x3F800000 if _LOGIC[name](bool(x != 0), bool(y != 0)) else 0
+    if name in _SUMS:
+        with np.errstate(all="ignore"):
+            result = _SUMS[name](x, y)
+        return CANONICAL_NAN if np.isnan(result) else int(result.view(np.uint32))
+    if nan:
+        return CANONICAL_NAN
+    if name.startswith("ABS"):
+        a, b = a & 0x7FFFFFFF, b & 0x7FFFFFFF
+    # Integers that are ordered as the numbers are.
+    key = sorted((a, b), key=lambda v: -(v & 0x7FFFFFFF) - 1 if v >> 31 else v)
+    return key[-1] if name.endswith("MAX") else key[0]
 
 
 def unsigned(fmt):
@@ -47,7 +102,9 @@ def scatter(memory, ap, codes):
 def execute(instruction, sbuf, psum):
     """Carry out an instruction on ``sbuf``, uint8 ``[partitions, bytes]``."""
     dst = instruction.dst
-    if isinstance(instruction, Memset):
+    if isinstance(instruction, TensorTensor | TensorScalar | ScalarTensorTensor | TensorReduce):
+        codes = _compute(instruction, sbuf, psum)
+    elif isinstance(instruction, Memset):
         code = instruction.value & (1 << dst.dtype.bits) - 1
         codes = np.full((dst.num_partitions, dst.elements), code, unsigned(dst.dtype))
     else:
@@ -56,3 +113,69 @@ def execute(instruction, sbuf, psum):
         codes = cast(gather(memory, src), src.dtype, dst.dtype, instruction.saturate)
     if dst.elements:
         scatter(sbuf, dst, codes)
+
+
+def _compute(instruction, sbuf, psum):
+    """Codes of the result of an operation."""
+    i = instruction
+    ops = [getattr(i, name) for name in ("op", "op0", "op1") if name in i.values]
+    bitwise = any(AluOp(op).name in _BITS for op in ops)
+
+    def operand(ap):
+        memory = psum if ap.space == Space.PSUM else sbuf
+        codes = gather(memory, ap)
+        if not bitwise:
+            with np.errstate(all="ignore"):
+                values = ap.dtype.decode(codes.view(ap.dtype.dtype)).astype(np.float32)
+            bits = np.ascontiguousarray(values).view(np.uint32)
+            sign = bits & np.uint32(1 << 31)
+            codes = np.where(np.isnan(values), sign | np.uint32(CANONICAL_NAN), bits)
+        return codes.astype(np.uint32).tolist()
+
+    def scalar(name, ap):
+        value = getattr(i, name)
+        if not getattr(i, f"{name}_pointer"):
+            return [value] * ap.num_partitions
+        rows = sbuf[ap.start_partition : ap.start_partition + ap.num_partitions]
+        return np.ascontiguousarray(rows[:, value : value + 4]).view(np.uint32)[:, 0].tolist()
+
+    def apply(op, a, b, reverse=0):
+        return operate(op, b, a) if reverse else operate(op, a, b)
+
+    def elementwise(op, rows, others, reverse=0):
+        return [
+            [apply(op, a, b, reverse) for a, b in zip(row, other, strict=True)]
+            for row, other in zip(rows, others, strict=True)
+        ]
+
+    def spread(values, ap):
+        return [[value] * ap.elements for value in values]
+
+    if isinstance(i, TensorTensor):
+        rows = elementwise(i.op, operand(i.src0), operand(i.src1))
+    elif isinstance(i, TensorScalar):
+        rows = operand(i.src)
+        rows = elementwise(i.op0, rows, spread(scalar("scalar0", i.src), i.src), i.reverse0)
+        rows = elementwise(i.op1, rows, spread(scalar("scalar1", i.src), i.src), i.reverse1)
+    elif isinstance(i, ScalarTensorTensor):
+        rows = operand(i.src0)
+        rows = elementwise(i.op0, rows, spread(scalar("scalar0", i.src0), i.src0), i.reverse0)
+        rows = elementwise(i.op1, rows, operand(i.src1), i.reverse1)
+    else:
+        length = int(np.prod([count for _, count in i.src.dims[: i.inner + 1]]))
+        rows = []
+        for elements in operand(i.src):
+            out = []
+            for at in range(0, len(elements), max(length, 1)):
+                partial = [ReduceOp(i.op).identity] * 2
+                for k, element in enumerate(elements[at : at + length]):
+                    partial[k % 2] = operate(i.op, partial[k % 2], element)
+                result = partial[0] if length == 1 else operate(i.op, *partial)
+                out.append(result ^ i.negate << 31)
+            rows.append(out)
+    bits = np.array(rows, np.uint32).reshape(i.dst.num_partitions, -1)
+    if bitwise:
+        return bits.astype(unsigned(i.dst.dtype))
+    quiet = np.isnan(bits.view(np.float32))
+    bits = np.where(quiet, bits & np.uint32(1 << 31) | np.uint32(CANONICAL_NAN), bits)
+    return cast(bits, FP32, i.dst.dtype, i.saturate)
