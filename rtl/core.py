@@ -119,7 +119,9 @@ class Core(wiring.Component):
         connect(m, tensor.weights, sbuf.weights)
         connect(m, vector.sbuf_read, sbuf.vector_read)
         connect(m, vector.sbuf_write, sbuf.vector_write)
-        connect(m, vector.psum_read, tensor.psum_read)
+        connect(m, vector.psum_read, tensor.psum_read[0])
+        for port in tensor.psum_read[1:]:
+            m.d.comb += port.valid.eq(0)
         for i, engine in enumerate(dma):
             connect_streams(m, engine.sbuf_write, sbuf.dma_write[i])
             connect_streams(m, engine.sbuf_read, sbuf.dma_read[i])

@@ -104,6 +104,7 @@ SLICE, PSUM = "memory.psum:PsumSlice.elaborate", "memory.psum:Psum.elaborate"
 SBUF_SLICE, GROUP = "memory.sbuf:SbufSlice.elaborate", "memory.sbuf:SbufGroup."
 SBUF = "memory.sbuf:Sbuf."
 TRAFFIC = "memory/test_psum.py::test_random_traffic"
+BESIDE = "memory/test_psum.py::test_every_port_reads_any_bank_beside_the_others"
 MIXED = "memory/test_sbuf.py::test_mixed_patterns_match_a_byte_array"
 
 MEMORY = [
@@ -119,13 +120,21 @@ MEMORY = [
     Fault(SLICE, "a reset keeps a valid flag", "s1_valid, s2_valid = Signal(), Signal()",
           "s1_valid, s2_valid = Signal(reset_less=True), Signal(reset_less=True)",
           "memory/test_psum.py::test_nothing_is_written_after_a_reset"),
-    Fault(SLICE, "read and command swapped", "Mux(here, command.word, read.word)",
-          "Mux(here, read.word, command.word)", TRAFFIC),
-    Fault(SLICE, "old value not read", "here | (read.valid & (read.bank == b))",
-          "read.valid & (read.bank == b)", TRAFFIC),
+    Fault(SLICE, "read and command swapped", "Mux(here, command.word, word)",
+          "Mux(here, word, command.word)", TRAFFIC),
+    Fault(SLICE, "old value not read", "here | enable", "enable", TRAFFIC),
+    Fault(SLICE, "the second port reads the first one's word", "Mux(wanted, read.word, word)",
+          "word", BESIDE),
+    Fault(SLICE, "the first port reads the second one's word", "Mux(wanted, read.word, word)",
+          "read.word", BESIDE),
+    Fault(SLICE, "the second port does not read", "enable | wanted", "enable", BESIDE),
+    Fault(SLICE, "the second port gets the first one's bank", "read_bank.eq(read.bank)",
+          "read_bank.eq(self.read[0].bank)", BESIDE),
     Fault(PSUM, "commands do not ripple", "            command = here\n", "", TRAFFIC),
     Fault(PSUM, "partitions swapped", "part.index.eq(p)", "part.index.eq(p ^ 1)", TRAFFIC),
     Fault(SBUF_SLICE, "two bytes read in the wrong half", "Mux(offset[1], word[16:32], word)",
+    Fault(PSUM, "all ports read for the first", "part.read[i].eq(reads[i])",
+          "part.read[i].eq(reads[0])", BESIDE),
           "word", MIXED),
     Fault(SBUF_SLICE, "the word is not held", "hold.eq(word)", "hold.eq(reads[0])", MIXED),
     Fault(SBUF_SLICE, "strobes outlive their commit",
@@ -662,6 +671,9 @@ COMPUTE = [
     Fault(VECTOR, "gaps without end", "rest.eq(GAP_CYCLES - 1)", "rest.eq(1)",
           V + "test_starving_makes_one_gap_in_sixteen_cycles"),
     Fault(VECTOR, "updates before the last write", "after(VECTOR_CYCLES, finishing & steer.updates",
+    Fault("engines.tensor:TensorEngine.elaborate", "read ports of PSUM swapped",
+          "zip(self.psum_read, psum.read, strict", "zip(self.psum_read, psum.read[::-1], strict",
+          "engines/test_tensor.py::test_an_update_means_that_the_sums_can_be_read"),
           "after(VECTOR_CYCLES - 1, finishing & steer.updates",
           V + "test_an_instruction_reads_what_the_update_before_it_announced"),
     Fault(VECTOR, "idle with updates owed", " | (owed != 0)", "",
