@@ -117,10 +117,10 @@ class Core(wiring.Component):
         # Memories
         connect(m, tensor.moving, sbuf.moving)
         connect(m, tensor.weights, sbuf.weights)
-        connect(m, vector.sbuf_read, sbuf.vector_read)
-        connect(m, vector.sbuf_write, sbuf.vector_write)
+        connect(m, vector.sbuf_read, sbuf.vector_read[0])
+        connect(m, vector.sbuf_write, sbuf.vector_write[0])
         connect(m, vector.psum_read, tensor.psum_read[0])
-        for port in tensor.psum_read[1:]:
+        for port in (*sbuf.vector_read[1:], *sbuf.vector_write[1:], *tensor.psum_read[1:]):
             m.d.comb += port.valid.eq(0)
         for i, engine in enumerate(dma):
             connect_streams(m, engine.sbuf_write, sbuf.dma_write[i])

@@ -106,7 +106,14 @@ def SbufWeightsPort(config):
 
 
 def SbufVectorReadPort(config):
-    """Source of the vector engine: as :func:`SbufMovingPort`, with ``ready``."""
+    """A source of the vector or scalar engine: as :func:`SbufMovingPort`, with ``ready``.
+
+    A command counts when ``valid`` and ``ready`` are high; one that is refused stays. There are
+    :data:`VECTOR_READ_PORTS`, each of which remembers the word that it read last. ``ready`` does
+    not depend on ``valid``, but follows in the same cycle the commands of the ports that go first,
+    those with lower numbers among them: a port's command may depend on ``ready`` of ports with
+    lower numbers, not of ports with higher ones.
+    """
     return Signature(
         {
             "valid": Out(1),
@@ -120,11 +127,15 @@ def SbufVectorReadPort(config):
 
 
 def SbufVectorWritePort(config):
-    """Destination of the vector engine: never refused, top priority for write ports.
+    """Destination of the vector or scalar engine: never refused, goes before DMA.
 
     In a cycle with ``valid``, element ``data[p]`` (low ``1 << size_log2`` bytes) is put at byte
     ``offset`` of the word under construction in every partition with ``mask[p]``; with ``commit``
     the bytes gathered since the last commit, this element's included, are written to ``word``.
+
+    There are :data:`VECTOR_WRITE_PORTS`, each with a word under construction of its own. The
+    engines guarantee that two ports never commit to the same bank (``word[0]``) in the same cycle;
+    what would then be written, and where, is unspecified.
     """
     return Signature(
         {

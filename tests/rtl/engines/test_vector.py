@@ -58,8 +58,8 @@ class Machine:
         m = Module()
         m.submodules.vector = self.dut
         m.submodules.sbuf = self.sbuf
-        connect(m, self.dut.sbuf_read, self.sbuf.vector_read)
-        connect(m, self.dut.sbuf_write, self.sbuf.vector_write)
+        connect(m, self.dut.sbuf_read, self.sbuf.vector_read[0])
+        connect(m, self.dut.sbuf_write, self.sbuf.vector_write[0])
         m.d.comb += self.dut.starving.eq(self.sbuf.starving | self.starving)
         self.inputs = [
             self.starving,
