@@ -11,9 +11,10 @@ from .arch.config import ADDRESS_BITS, AXI_ADDR_BITS
 from .arch.isa import WORD_BITS
 
 __all__ = [
-    "DMA_READ_CYCLES", "SBUF_READ_CYCLES", "DmaJob", "DmaReadData", "Error", "Issue",
-    "PsumReadPort", "SbufBeat", "SbufMovingPort", "SbufReadRequest", "SbufVectorReadPort",
-    "SbufVectorWritePort", "SbufWeightsPort", "Update", "issue_port", "update_port",
+    "DMA_READ_CYCLES", "PSUM_READ_PORTS", "SBUF_READ_CYCLES", "VECTOR_READ_PORTS",
+    "VECTOR_WRITE_PORTS", "DmaJob", "DmaReadData", "Error", "Issue", "PsumReadPort", "SbufBeat",
+    "SbufMovingPort", "SbufReadRequest", "SbufVectorReadPort", "SbufVectorWritePort",
+    "SbufWeightsPort", "Update", "issue_port", "update_port",
 ]  # fmt: skip
 
 SBUF_READ_CYCLES = 3
@@ -21,6 +22,16 @@ SBUF_READ_CYCLES = 3
 
 DMA_READ_CYCLES = 4
 """The same for a DMA read request."""
+
+VECTOR_READ_PORTS = 3
+"""Read ports of SBUF for the engines behind the array: 0 and 1 are the first and the second source
+of the vector engine, 2 is the source of the scalar engine."""
+
+VECTOR_WRITE_PORTS = 2
+"""Their write ports: 0 is the vector engine's, 1 the scalar engine's."""
+
+PSUM_READ_PORTS = 2
+"""Their read ports of PSUM: 0 is the vector engine's, 1 the scalar engine's."""
 
 
 class Issue(data.Struct):
@@ -95,7 +106,14 @@ def SbufWeightsPort(config):
 
 
 def SbufVectorReadPort(config):
-    """Source of the vector engine: as :func:`SbufMovingPort`, with ``ready``."""
+    """A source of the vector or scalar engine: as :func:`SbufMovingPort`, with ``ready``.
+
+    A command counts when ``valid`` and ``ready`` are high; one that is refused stays. There are
+    :data:`VECTOR_READ_PORTS`, each of which remembers the word that it read last. ``ready`` does
+    not depend on ``valid``, but follows in the same cycle the commands of the ports that go first,
+    those with lower numbers among them: a port's command may depend on ``ready`` of ports with
+    lower numbers, not of ports with higher ones.
+    """
     return Signature(
         {
             "valid": Out(1),
@@ -109,11 +127,15 @@ def SbufVectorReadPort(config):
 
 
 def SbufVectorWritePort(config):
-    """Destination of the vector engine: never refused, top priority for write ports.
+    """Destination of the vector or scalar engine: never refused, goes before DMA.
 
     In a cycle with ``valid``, element ``data[p]`` (low ``1 << size_log2`` bytes) is put at byte
     ``offset`` of the word under construction in every partition with ``mask[p]``; with ``commit``
     the bytes gathered since the last commit, this element's included, are written to ``word``.
+
+    There are :data:`VECTOR_WRITE_PORTS`, each with a word under construction of its own. The
+    engines guarantee that two ports never commit to the same bank (``word[0]``) in the same cycle;
+    what would then be written, and where, is unspecified.
     """
     return Signature(
         {
@@ -169,9 +191,11 @@ class DmaReadData(data.Struct):
 
 
 def PsumReadPort(config):
-    """Source of the vector engine in PSUM: never refused; the bank must be held (see README).
+    """Source of the vector or scalar engine in PSUM: never refused.
 
-    ``data[p]`` holds the sum of partition ``p`` :data:`SBUF_READ_CYCLES` cycles later.
+    The engine must hold the bank (see README): there are :data:`PSUM_READ_PORTS`, and in a cycle
+    no bank may be read by two of them, nor read while the tensor engine writes it. ``data[p]``
+    holds the sum of partition ``p`` :data:`SBUF_READ_CYCLES` cycles later.
     """
     return Signature(
         {

@@ -74,7 +74,13 @@ COUNTERS = (
     ),
     # SBUF: cycles in which a requester wanted a bank and did not get it
     Event("sbuf", "conflict_weights", 1, "Weight reads delayed."),
-    Event("sbuf", "conflict_vector_read", 1, "Vector reads delayed."),
+    Event(
+        "sbuf",
+        "conflict_vector_read",
+        2,
+        "Reads of the vector and scalar engine delayed, summed over ports.",
+        "port cycles",
+    ),
     Event("sbuf", "conflict_dma_read", 8, "DMA reads delayed, summed over groups.", "group cycles"),
     Event(
         "sbuf", "conflict_dma_write", 8, "DMA writes delayed, summed over groups.", "group cycles"

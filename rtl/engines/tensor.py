@@ -10,6 +10,7 @@ from amaranth.lib.wiring import In, Out, connect, flipped
 
 from ..arch.events import events_layout
 from ..interfaces import (
+    PSUM_READ_PORTS,
     SBUF_READ_CYCLES,
     PsumReadPort,
     SbufMovingPort,
@@ -223,8 +224,8 @@ class TensorEngine(wiring.Component):
         Checked; see :class:`TensorSequencer`.
     moving : :py:`Out(SbufMovingPort(config))`
     weights : :py:`Out(SbufWeightsPort(config))`
-    psum_read : :py:`In(PsumReadPort(config))`
-        The vector engine's.
+    psum_read : :py:`In(PsumReadPort(config)).array(PSUM_READ_PORTS)`
+        The vector and the scalar engine's.
     psum_busy_pe : :py:`Out(config.psum_banks)`
         Banks in which a wave is, or is wanted next. Registered.
     psum_busy_dve : :py:`In(config.psum_banks)`
@@ -257,7 +258,7 @@ class TensorEngine(wiring.Component):
                 "instructions": issue_port(),
                 "moving": Out(SbufMovingPort(config)),
                 "weights": Out(SbufWeightsPort(config)),
-                "psum_read": In(PsumReadPort(config)),
+                "psum_read": In(PsumReadPort(config)).array(PSUM_READ_PORTS),
                 "psum_busy_pe": Out(config.psum_banks),
                 "psum_busy_dve": In(config.psum_banks),
                 "update": update_port(),
@@ -275,7 +276,8 @@ class TensorEngine(wiring.Component):
 
         connect(m, flipped(self.instructions), sequencer.instructions)
         connect(m, sequencer.update, flipped(self.update))
-        connect(m, flipped(self.psum_read), psum.read)
+        for outside, inside in zip(self.psum_read, psum.read, strict=True):
+            connect(m, flipped(outside), inside)
         for name in ("valid", "new", "word", "offset"):
             m.d.comb += getattr(self.moving, name).eq(getattr(sequencer.moving, name))
         for name in ("valid", "new", "word", "offsets"):

@@ -1,7 +1,7 @@
 """PSUM: the memory below the array that overwrites with, or adds, the sums it is sent.
 
 One slice per column; commands enter at the first quad of columns and ripple from quad to quad with
-the sums. The vector engine reads all partitions at once.
+the sums. The vector and the scalar engine read all partitions at once.
 """
 
 from amaranth.hdl import Module, Mux, Signal, unsigned
@@ -10,7 +10,7 @@ from amaranth.lib.memory import Memory, MemoryData
 from amaranth.lib.wiring import In, Out
 
 from ..arith.fma import Sum, addend, align_add, round_sum
-from ..interfaces import SBUF_READ_CYCLES, PsumReadPort
+from ..interfaces import PSUM_READ_PORTS, SBUF_READ_CYCLES, PsumReadPort
 from ..lib.replicate import Replicated
 
 __all__ = ["PSUM_RAW_CYCLES", "Psum", "PsumCommand", "PsumRead", "PsumSlice"]
@@ -45,7 +45,7 @@ def PsumCommand(config):
 
 
 def PsumRead(config):
-    """A read of the vector engine: ``valid``, ``bank``, ``word``."""
+    """A read of one port: ``valid``, ``bank``, ``word``."""
     return data.StructLayout(
         {"valid": 1, "bank": config.psum_bank_bits, "word": config.psum_word_bits}
     )
@@ -65,9 +65,9 @@ class PsumSlice(wiring.Component):
     command : :py:`In(PsumCommand(config))`
     sum : :py:`In(32)`
         Binary32, in the cycle of its command.
-    read : :py:`In(PsumRead(config))`
-        Must be in another bank than a command of the same cycle.
-    data : :py:`Out(32)`
+    read : :py:`In(PsumRead(config)).array(PSUM_READ_PORTS)`
+        In the same cycle, reads must be in different banks, and in others than a command.
+    data : :py:`Out(32).array(PSUM_READ_PORTS)`
 
     Attributes
     ----------
@@ -76,8 +76,8 @@ class PsumSlice(wiring.Component):
 
     Timing
     ------
-    One command and one read per cycle; ``data`` two cycles after ``read``. A command, or a read, at
-    least :data:`PSUM_RAW_CYCLES` cycles after a command sees its result.
+    One command and one read per port and cycle; ``data`` two cycles after ``read``. A command, or a
+    read, at least :data:`PSUM_RAW_CYCLES` cycles after a command sees its result.
     """
 
     def __init__(self, *, config):
@@ -91,14 +91,14 @@ class PsumSlice(wiring.Component):
                 "index": In(config.partition_bits),
                 "command": In(PsumCommand(config)),
                 "sum": In(32),
-                "read": In(PsumRead(config)),
-                "data": Out(32),
+                "read": In(PsumRead(config)).array(PSUM_READ_PORTS),
+                "data": Out(32).array(PSUM_READ_PORTS),
             }
         )
 
     def elaborate(self, platform):
         m = Module()
-        config, command, read = self.config, self.command, self.read
+        config, command = self.config, self.command
 
         mine = Signal()
         m.d.comb += mine.eq(command.valid & (self.index < command.columns))
@@ -110,7 +110,6 @@ class PsumSlice(wiring.Component):
         s1_accumulate = Signal()
         s1_sum = Signal(32)
         s2_sum = Signal(Sum)
-        read_bank = Signal(config.psum_bank_bits)
         result = Signal(32)
 
         stored = []
@@ -119,10 +118,15 @@ class PsumSlice(wiring.Component):
             writer = memory.write_port()
             reader = memory.read_port()
             here = Signal(name=f"command_bank{b}")
+            first, *others = self.read
+            enable, word = first.valid & (first.bank == b), first.word
+            for read in others:
+                wanted = read.valid & (read.bank == b)
+                enable, word = enable | wanted, Mux(wanted, read.word, word)
             m.d.comb += [
                 here.eq(mine & (command.bank == b)),
-                reader.en.eq(here | (read.valid & (read.bank == b))),
-                reader.addr.eq(Mux(here, command.word, read.word)),
+                reader.en.eq(here | enable),
+                reader.addr.eq(Mux(here, command.word, word)),
                 writer.en.eq(s2_valid & (s2_where.bank == b)),
                 writer.addr.eq(s2_where.word),
                 writer.data.eq(result),
@@ -148,14 +152,15 @@ class PsumSlice(wiring.Component):
             s2_valid.eq(s1_valid),
             s2_where.eq(s1_where),
             s2_sum.eq(align_add(m, addend(m, s1_sum), old)),
-            read_bank.eq(read.bank),
-            self.data.eq(select(read_bank)),
         ]
+        for i, (read, value) in enumerate(zip(self.read, self.data, strict=True)):
+            read_bank = Signal(config.psum_bank_bits, name=f"read{i}_bank")
+            m.d.sync += [read_bank.eq(read.bank), value.eq(select(read_bank))]
         return m
 
 
 class Psum(wiring.Component):
-    """All slices, the rippling commands, and the vector engine's read port.
+    """All slices, the rippling commands, and the read ports of the vector and scalar engine.
 
     Parameters
     ----------
@@ -167,7 +172,8 @@ class Psum(wiring.Component):
         One cycle ahead of the sums of quad 0.
     sums : :py:`In(32 * cols)`
         Column 0 lowest. Those of quad ``q`` come ``q`` cycles after those of quad 0.
-    read : :py:`In(PsumReadPort(config))`
+    read : :py:`In(PsumReadPort(config)).array(PSUM_READ_PORTS)`
+        Each reads any bank.
 
     Attributes
     ----------
@@ -186,7 +192,7 @@ class Psum(wiring.Component):
             {
                 "command": In(PsumCommand(config)),
                 "sums": In(32 * config.cols),
-                "read": In(PsumReadPort(config)),
+                "read": In(PsumReadPort(config)).array(PSUM_READ_PORTS),
             }
         )
 
@@ -201,12 +207,15 @@ class Psum(wiring.Component):
 
         # One register feeds all slices: cycle 1 of SBUF_READ_CYCLES. Then memory, bank multiplexer.
         assert SBUF_READ_CYCLES == 3
-        read = Signal(PsumRead(config))
-        m.d.sync += [
-            read.valid.eq(self.read.valid),
-            read.bank.eq(self.read.bank),
-            read.word.eq(self.read.word),
-        ]
+        reads = []
+        for i, port in enumerate(self.read):
+            read = Signal(PsumRead(config), name=f"read{i}")
+            m.d.sync += [
+                read.valid.eq(port.valid),
+                read.bank.eq(port.bank),
+                read.word.eq(port.word),
+            ]
+            reads.append(read)
 
         command = self.command
         for q in range(config.cols // _QUAD):
@@ -220,7 +229,7 @@ class Psum(wiring.Component):
                     part.index.eq(p),
                     part.command.eq(here),
                     part.sum.eq(self.sums.word_select(p, 32)),
-                    part.read.eq(read),
-                    self.read.data[p].eq(part.data),
                 ]
+                for i, port in enumerate(self.read):
+                    m.d.comb += [part.read[i].eq(reads[i]), port.data[p].eq(part.data[i])]
         return m

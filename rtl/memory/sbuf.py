@@ -1,4 +1,4 @@
-"""State buffer: the on-chip memory that feeds the tensor and vector engines and that DMA fills.
+"""State buffer: the on-chip memory that feeds the engines and that DMA fills.
 
 One :class:`SbufSlice` per partition holds two address-interleaved banks of 16-byte words. The
 engines command all partitions together, so their arbitration is central (:class:`Sbuf`); DMA beats
@@ -16,6 +16,8 @@ from amaranth.utils import ceil_log2
 
 from ..arch.events import events_layout
 from ..interfaces import (
+    VECTOR_READ_PORTS,
+    VECTOR_WRITE_PORTS,
     DmaReadData,
     SbufBeat,
     SbufMovingPort,
@@ -39,6 +41,8 @@ def _any(values):
     return reduce(or_, values)
 
 
+_VECTORS = tuple(f"vector{i}" for i in range(VECTOR_READ_PORTS))
+
 COMMON = {
     "moving_new": 1,
     "moving_bank": 1,
@@ -46,11 +50,16 @@ COMMON = {
     "weights_new": 1,
     "weights_bank": 1,
     "weights_offsets": 16,
-    "vector_new": 1,
-    "vector_bank": 1,
-    "vector_offset": 4,
-    "put_size_log2": 2,
-    "put_mask": 128,
+    **{
+        f"{vector}_{name}": width
+        for vector in _VECTORS
+        for name, width in (("new", 1), ("bank", 1), ("offset", 4))
+    },
+    **{
+        name.format(i): width
+        for i in range(VECTOR_WRITE_PORTS)
+        for name, width in (("put{}_size_log2", 2), ("put{}_mask", 128), ("commit{}", BANKS))
+    },
 }
 """Inputs of a slice that are the same in all partitions, with their widths."""
 
@@ -78,17 +87,22 @@ class SbufSlice(wiring.Component):
         offset.
     weights_new, weights_bank, weights_offsets
         The same, with four offsets in 16 bits.
-    vector_new, vector_bank, vector_offset
+    vector0_new, vector0_bank, vector0_offset, vector1_new, ...
+        As ``moving``; each port has a word of its own.
     dma_bank, dma_offset
         As ``moving``; always ``new``.
-    moving, weights, vector, dma : :py:`Out(32)`, :py:`Out(128)`, :py:`Out(32)`, :py:`Out(64)`
+    moving, weights, vector0, vector1, ..., dma
+        : :py:`Out(32)`, :py:`Out(128)`, :py:`Out(32)`, ..., :py:`Out(64)`
         Cycle 3 of a read: the elements. ``dma`` carries the 8 bytes around the offset, the element
         at the offset lowest.
-    put, put_size_log2, put_mask, put_data
-        An element for the word under construction: ``put_mask`` has ones in its bits of the word.
-    commit, write_row : :py:`In(1).array(2)`, :py:`In(row_bits).array(2)`
-        Per bank: write the word under construction, as it stood at the end of the last cycle, and
-        start an empty one.
+    put0, put0_size_log2, put0_mask, put0_data, put1, ...
+        By write port, an element for its word under construction: ``put0_mask`` has ones in the
+        element's bits of the word.
+    commit0, commit1, ... : :py:`In(2)`
+        By write port, a bit per bank: write the port's word under construction, as it stood at the
+        end of the last cycle, and start an empty one.
+    write_row : :py:`In(row_bits).array(2)`
+        Per bank, for commits and for DMA.
     dma_write, dma_strobe, dma_data : :py:`In(1).array(2)`, :py:`In(16)`, :py:`In(64)`
         Per bank: write these bytes; the 8 bytes stand in both halves of the word.
     """
@@ -107,11 +121,10 @@ class SbufSlice(wiring.Component):
                 "dma_offset": In(4),
                 "moving": Out(32),
                 "weights": Out(128),
-                "vector": Out(32),
+                **{vector: Out(32) for vector in _VECTORS},
                 "dma": Out(64),
-                "put": In(1),
-                "put_data": In(32),
-                "commit": In(1).array(BANKS),
+                **{f"put{i}": In(1) for i in range(VECTOR_WRITE_PORTS)},
+                **{f"put{i}_data": In(32) for i in range(VECTOR_WRITE_PORTS)},
                 "write_row": In(row_bits).array(BANKS),
                 "dma_write": In(1).array(BANKS),
                 "dma_strobe": In(16),
@@ -122,6 +135,7 @@ class SbufSlice(wiring.Component):
     def elaborate(self, platform):
         m = Module()
         reads, writes = [], []
+        commits = [getattr(self, f"commit{i}") for i in range(VECTOR_WRITE_PORTS)]
         for b, bank in enumerate(self.banks):
             m.submodules[f"bank{b}"] = memory = Memory(bank)
             read = memory.read_port()
@@ -147,54 +161,59 @@ class SbufSlice(wiring.Component):
         def element(word, offset):
             return shifted(word32(word, offset)[1], offset)
 
-        def held(name, new, bank):
+        def held(name):
             word = Signal(128, name=f"{name}_word")
             hold = Signal(128, name=f"{name}_hold", reset_less=True)
+            new, bank = getattr(self, f"{name}_new"), getattr(self, f"{name}_bank")
             m.d.comb += word.eq(Mux(new, Mux(bank, reads[1], reads[0]), hold))
             m.d.sync += hold.eq(word)
             return word
 
-        moving = held("moving", self.moving_new, self.moving_bank)
-        weights = held("weights", self.weights_new, self.weights_bank)
-        vector = held("vector", self.vector_new, self.vector_bank)
-        m.d.sync += [
-            self.moving.eq(element(moving, self.moving_offset)),
-            self.weights.eq(
-                Cat(element(weights, self.weights_offsets.word_select(i, 4)) for i in range(4))
-            ),
-            self.vector.eq(element(vector, self.vector_offset)),
-        ]
+        weights = held("weights")
+        m.d.sync += self.weights.eq(
+            Cat(element(weights, self.weights_offsets.word_select(i, 4)) for i in range(4))
+        )
+        for name in ("moving", *_VECTORS):
+            offset = getattr(self, f"{name}_offset")
+            m.d.sync += getattr(self, name).eq(element(held(name), offset))
         half, low = word32(Mux(self.dma_bank, reads[1], reads[0]), self.dma_offset)
         m.d.sync += self.dma.eq(Cat(shifted(low, self.dma_offset)[0:32], half[32:64]))
 
         # Write combining. Bytes that are not gathered keep whatever stood there: their strobe is 0.
-        gathered = Signal(128, reset_less=True)
-        strobe = Signal(16)
-        spread = Signal(32)
-        size = self.put_size_log2
-        m.d.comb += spread.eq(
-            Mux(
-                size[1],
-                self.put_data,
-                Mux(size[0], self.put_data[:16].replicate(2), self.put_data[:8].replicate(4)),
-            )
-        )
-        mask = Signal(128)
-        m.d.comb += mask.eq(Mux(self.put, self.put_mask, 0))
-        m.d.sync += [
-            gathered.eq(gathered ^ ((gathered ^ spread.replicate(4)) & mask)),
-            strobe.eq(
-                Mux(self.commit[0] | self.commit[1], 0, strobe)
-                | Cat(mask[8 * i] for i in range(16))
-            ),
-        ]
-
-        for b, write in enumerate(writes):
+        words = []
+        for i, commit in enumerate(commits):
+            gathered = Signal(128, name=f"gathered{i}", reset_less=True)
+            strobe = Signal(16, name=f"strobe{i}")
+            spread = Signal(32, name=f"spread{i}")
+            mask = Signal(128, name=f"mask{i}")
+            put, value = getattr(self, f"put{i}"), getattr(self, f"put{i}_data")
+            size = getattr(self, f"put{i}_size_log2")
             m.d.comb += [
-                write.data.eq(Mux(self.commit[b], gathered, self.dma_data.replicate(2))),
-                write.en.eq(
-                    Mux(self.commit[b], strobe, Mux(self.dma_write[b], self.dma_strobe, 0))
+                spread.eq(
+                    Mux(
+                        size[1],
+                        value,
+                        Mux(size[0], value[:16].replicate(2), value[:8].replicate(4)),
+                    )
                 ),
+                mask.eq(Mux(put, getattr(self, f"put{i}_mask"), 0)),
+            ]
+            m.d.sync += [
+                gathered.eq(gathered ^ ((gathered ^ spread.replicate(4)) & mask)),
+                strobe.eq(Mux(commit.any(), 0, strobe) | Cat(mask[8 * j] for j in range(16))),
+            ]
+            words.append(Cat(gathered, strobe))
+
+        # At most one port commits to a bank, and DMA writes to it only if none does.
+        for b, write in enumerate(writes):
+            committed = _any(commit[b] for commit in commits)
+            word = Signal(128 + 16, name=f"committed{b}")
+            m.d.comb += [
+                word.eq(
+                    _any(Mux(commit[b], own, 0) for commit, own in zip(commits, words, strict=True))
+                ),
+                write.data.eq(Mux(committed, word[:128], self.dma_data.replicate(2))),
+                write.en.eq(Mux(committed, word[128:], Mux(self.dma_write[b], self.dma_strobe, 0))),
             ]
         return m
 
@@ -218,13 +237,13 @@ class SbufGroup(wiring.Component):
     read_beat, read_engine : :py:`In(SbufReadRequest)`, :py:`In(engines)`
     engine_read, engine_row : :py:`In(1).array(2)`, :py:`In(row_bits).array(2)`
         Cycle 0: banks that the engines read, and where; the beat needs the other one.
-    commit, commit_row : :py:`In(1).array(2)`, :py:`In(row_bits)`
-        Cycle 1: banks that the vector engine writes, and where.
-    put, put_data : :py:`In(slices)`, :py:`In(32).array(slices)`
+    commit_row : :py:`In(row_bits).array(2)`
+        Cycle 1: where the write ports write, by bank.
+    put0, put0_data, put1, ... : :py:`In(slices)`, :py:`In(32).array(slices)`, ...
         Cycle 0 of a vector write, by partition.
-    moving_new, ... : :data:`COMMON`
+    moving_new, ..., commit0, ... : :data:`COMMON`
         Passed on to the slices.
-    moving, weights, vector
+    moving, weights, vector0, ...
         : :py:`Out(32).array(slices)`, :py:`Out(128).array(slices)`, :py:`Out(32).array(slices)`
         Cycle 3 of a read.
     read_done, read_data : :py:`Out(engines)`, :py:`Out(64)`
@@ -244,14 +263,13 @@ class SbufGroup(wiring.Component):
                 "read_engine": In(engines),
                 "engine_read": In(1).array(BANKS),
                 "engine_row": In(row_bits).array(BANKS),
-                "commit": In(1).array(BANKS),
-                "commit_row": In(row_bits),
-                "put": In(count),
-                "put_data": In(32).array(count),
+                "commit_row": In(row_bits).array(BANKS),
+                **{f"put{i}": In(count) for i in range(VECTOR_WRITE_PORTS)},
+                **{f"put{i}_data": In(32).array(count) for i in range(VECTOR_WRITE_PORTS)},
                 **{name: In(width) for name, width in COMMON.items()},
                 "moving": Out(32).array(count),
                 "weights": Out(128).array(count),
-                "vector": Out(32).array(count),
+                **{vector: Out(32).array(count) for vector in _VECTORS},
                 "read_done": Out(engines),
                 "read_data": Out(64),
             }
@@ -262,13 +280,11 @@ class SbufGroup(wiring.Component):
         for j, part in enumerate(self.slices):
             m.submodules[f"slice{j}"] = Replicated(part, "sbuf_slice")
             m.d.comb += [getattr(part, name).eq(getattr(self, name)) for name in COMMON]
-            m.d.comb += [
-                part.put.eq(self.put[j]),
-                part.put_data.eq(self.put_data[j]),
-                self.moving[j].eq(part.moving),
-                self.weights[j].eq(part.weights),
-                self.vector[j].eq(part.vector),
-            ]
+            for name in ("moving", "weights", *_VECTORS):
+                m.d.comb += getattr(self, name)[j].eq(getattr(part, name))
+            for i in range(VECTOR_WRITE_PORTS):
+                for name in (f"put{i}", f"put{i}_data"):
+                    m.d.comb += getattr(part, name).eq(getattr(self, name)[j])
         self._writes(m)
         self._reads(m)
         return m
@@ -287,9 +303,10 @@ class SbufGroup(wiring.Component):
         dma_write = [Signal(name=f"dma_write{b}") for b in range(BANKS)]
         write_row = [Signal(self.row_bits, name=f"write_row{b}") for b in range(BANKS)]
         for b in range(BANKS):
+            committed = _any(getattr(self, f"commit{i}")[b] for i in range(VECTOR_WRITE_PORTS))
             m.d.comb += [
                 dma_write[b].eq(valid & (bank == b)),
-                write_row[b].eq(Mux(self.commit[b], self.commit_row, row)),
+                write_row[b].eq(Mux(committed, self.commit_row[b], row)),
             ]
 
         slot = self._slot(now)
@@ -333,7 +350,6 @@ class SbufGroup(wiring.Component):
             )
             for b in range(BANKS):
                 m.d.comb += [
-                    part.commit[b].eq(self.commit[b]),
                     part.write_row[b].eq(write_row[b]),
                     part.dma_write[b].eq(dma_write[b]),
                 ]
@@ -407,11 +423,13 @@ class SbufGroup(wiring.Component):
 class Sbuf(wiring.Component):
     """The state buffer of all partitions.
 
-    Per bank and cycle there is one read and one write. Reads go to moving, weights, vector, DMA in
-    this order; writes to vector, DMA. Moving and vector writes are never refused. A DMA beat that
-    has been refused its bank :data:`DMA_PATIENCE_CYCLES` times is starving: it goes before other
-    beats, weights and vector reads yield the bank to DMA reads, and the vector engine, which sees
-    ``starving``, leaves a gap in its writes.
+    Per bank and cycle there is one read and one write. Reads go to moving, weights, vector ports 0,
+    1 and 2, DMA in this order; writes to the vector ports, DMA. Moving and vector writes are never
+    refused: the engines see to it that no two write ports commit to the same bank in a cycle. A DMA
+    beat that has been refused its bank :data:`DMA_PATIENCE_CYCLES` times is starving: it goes
+    before other beats, weights and all vector reads yield the bank to DMA reads, and the engines,
+    which see ``starving``, leave gaps in their writes. A starving write is made in a cycle in which
+    no port commits to its bank: gaps help only where they meet.
 
     Thus a DMA read that has its group for itself waits at most ``DMA_PATIENCE_CYCLES + 1`` cycles
     for weights and vector reads; cycles in which moving takes the bank come on top. Engines that
@@ -431,8 +449,10 @@ class Sbuf(wiring.Component):
     -------
     moving : :py:`In(SbufMovingPort)`
     weights : :py:`In(SbufWeightsPort)`
-    vector_read : :py:`In(SbufVectorReadPort)`
-    vector_write : :py:`In(SbufVectorWritePort)`
+    vector_read : :py:`In(SbufVectorReadPort).array(VECTOR_READ_PORTS)`
+        First and second source of the vector engine, source of the scalar engine.
+    vector_write : :py:`In(SbufVectorWritePort).array(VECTOR_WRITE_PORTS)`
+        Of the vector engine, of the scalar engine.
     dma_write : :py:`In(stream.Signature(SbufBeat)).array(engines)`
     dma_read : :py:`In(stream.Signature(SbufReadRequest)).array(engines)`
         Any engine reaches any partition; per group of partitions one beat of each kind per cycle,
@@ -468,8 +488,8 @@ class Sbuf(wiring.Component):
             {
                 "moving": In(SbufMovingPort(config)),
                 "weights": In(SbufWeightsPort(config)),
-                "vector_read": In(SbufVectorReadPort(config)),
-                "vector_write": In(SbufVectorWritePort(config)),
+                "vector_read": In(SbufVectorReadPort(config)).array(VECTOR_READ_PORTS),
+                "vector_write": In(SbufVectorWritePort(config)).array(VECTOR_WRITE_PORTS),
                 "dma_write": In(stream.Signature(SbufBeat(config))).array(engines),
                 "dma_read": In(stream.Signature(SbufReadRequest(config))).array(engines),
                 "dma_read_data": Out(DmaReadData).array(engines),
@@ -498,12 +518,12 @@ class Sbuf(wiring.Component):
 
     def _engine_reads(self, m, common, read_yield):
         """Arbitrate moving, weights and vector reads; return the banks they take."""
-        ports = (self.moving, self.weights, self.vector_read)
-        names = ("moving", "weights", "vector")
+        ports = {"moving": self.moving, "weights": self.weights}
+        ports |= zip(_VECTORS, self.vector_read, strict=True)
         taken = Signal(BANKS)
         rows = Signal(data.ArrayLayout(self._groups[0].row_bits, BANKS))
         busy = [0] * BANKS
-        for name, port in zip(names, ports, strict=True):
+        for name, port in ports.items():
             bank = port.word[0]
             wants = [port.valid & port.new & (bank == b) for b in range(BANKS)]
             if port is self.moving:
@@ -536,49 +556,54 @@ class Sbuf(wiring.Component):
                 m.d.comb += [group.engine_read[b].eq(taken[b]), group.engine_row[b].eq(rows[b])]
         for p in range(self.config.partitions):
             group, j = self._groups[p // self.config.group], p % self.config.group
-            m.d.comb += [
-                self.moving.data[p].eq(group.moving[j]),
-                self.weights.data[p].eq(group.weights[j]),
-                self.vector_read.data[p].eq(group.vector[j]),
-            ]
+            m.d.comb += [port.data[p].eq(getattr(group, name)[j]) for name, port in ports.items()]
 
         m.d.sync += [
             self.events.conflict_weights.eq(self.weights.valid & ~self.weights.ready),
-            self.events.conflict_vector_read.eq(self.vector_read.valid & ~self.vector_read.ready),
+            self.events.conflict_vector_read.eq(
+                sum(port.valid & ~port.ready for port in self.vector_read)
+            ),
         ]
         return taken
 
     def _vector_writes(self, m, common):
-        """Pass the vector engine's elements to the slices; return the banks it commits to."""
-        port = self.vector_write
-        size = port.size_log2
-        put_bytes = []
-        for i in range(16):
-            same = port.offset[2:] == i // 4
-            half = port.offset[1] == i // 2 % 2
-            byte = port.offset[0] == i % 2
-            put_bytes.append(same & (size[1] | (half & (size[0] | byte))))
-        m.d.comb += [
-            common["put_mask"].eq(Cat(put.replicate(8) for put in put_bytes)),
-            common["put_size_log2"].eq(size),
-        ]
+        """Pass the elements of the write ports to the slices; return the banks committed to."""
+        count = self.config.group
+        all_commits, rows = [], []
+        for n, port in enumerate(self.vector_write):
+            size = port.size_log2
+            put_bytes = []
+            for i in range(16):
+                same = port.offset[2:] == i // 4
+                half = port.offset[1] == i // 2 % 2
+                byte = port.offset[0] == i % 2
+                put_bytes.append(same & (size[1] | (half & (size[0] | byte))))
+            m.d.comb += [
+                common[f"put{n}_mask"].eq(Cat(put.replicate(8) for put in put_bytes)),
+                common[f"put{n}_size_log2"].eq(size),
+            ]
 
-        commits = Signal(BANKS)
-        m.d.comb += commits.eq(
-            Cat(port.valid & port.commit & (port.word[0] == b) for b in range(BANKS))
-        )
-        commit = Signal(BANKS)
-        commit_row = Signal(self._groups[0].row_bits, reset_less=True)
-        m.d.sync += [commit.eq(commits), commit_row.eq(port.word[1:])]
+            commits = Signal(BANKS, name=f"commits{n}")
+            m.d.comb += commits.eq(
+                Cat(port.valid & port.commit & (port.word[0] == b) for b in range(BANKS))
+            )
+            m.d.sync += common[f"commit{n}"].eq(commits)
+            all_commits.append(commits)
+            rows.append([Mux(commit, port.word[1:], 0) for commit in commits])
 
-        put = Signal(self.config.partitions)
-        m.d.comb += put.eq(Mux(port.valid, port.mask, 0))
-        for g, group in enumerate(self._groups):
-            count = self.config.group
-            m.d.comb += [group.commit_row.eq(commit_row), group.put.eq(put.word_select(g, count))]
-            m.d.comb += [group.commit[b].eq(commit[b]) for b in range(BANKS)]
-            m.d.comb += [group.put_data[j].eq(port.data[g * count + j]) for j in range(count)]
-        return commits
+            put = Signal(self.config.partitions, name=f"put{n}")
+            m.d.comb += put.eq(Mux(port.valid, port.mask, 0))
+            for g, group in enumerate(self._groups):
+                m.d.comb += getattr(group, f"put{n}").eq(put.word_select(g, count))
+                values = getattr(group, f"put{n}_data")
+                m.d.comb += [values[j].eq(port.data[g * count + j]) for j in range(count)]
+
+        # No two ports commit to the same bank, so that there is nothing to choose.
+        for b, here in enumerate(zip(*rows, strict=True)):
+            commit_row = Signal(self._groups[0].row_bits, name=f"commit_row{b}", reset_less=True)
+            m.d.sync += commit_row.eq(_any(here))
+            m.d.comb += [group.commit_row[b].eq(commit_row) for group in self._groups]
+        return _any(all_commits)
 
     def _hold(self, m, turn, beat, wanted):
         """Let an engine that goes across the partitions pass through a group at once.

@@ -1,9 +1,9 @@
-"""PSUM against binary32 addition in numpy: rippling commands, reads of other banks."""
+"""PSUM against binary32 addition in numpy: rippling commands, reads of other banks on all ports."""
 
 import cocotb
 import numpy as np
 from makalu.rtl.arch.config import TINY as CONFIG
-from makalu.rtl.interfaces import SBUF_READ_CYCLES
+from makalu.rtl.interfaces import PSUM_READ_PORTS, SBUF_READ_CYCLES
 from makalu.rtl.memory.psum import PSUM_RAW_CYCLES, PsumCommand
 from pins import add, begin, cycle, generator, pack, random_sums
 
@@ -18,15 +18,20 @@ class Bench:
         self.sums, self.due, self.compared = {}, {}, 0
 
     async def start(self):
-        await begin(self.dut, command=0, sums=0, read__valid=0, read__bank=0, read__word=0)
+        reads = {
+            f"read__{i}__{name}": 0
+            for i in range(PSUM_READ_PORTS)
+            for name in ("valid", "bank", "word")
+        }
+        await begin(self.dut, command=0, sums=0, **reads)
 
-    async def step(self, command=None, sums=None, read=None, want=None):
-        """One cycle; ``want`` is what the read must answer."""
+    async def step(self, command=None, sums=None, reads=None):
+        """One cycle; ``reads`` maps ports to a place and what must be answered."""
         dut = self.dut
-        if self.t in self.due:
-            expected = self.due.pop(self.t)
-            got = [int(getattr(dut, f"read__data__{p}").value) for p in range(P)]
-            np.testing.assert_array_equal(np.array(got, np.uint32), expected)
+        for i, expected in self.due.pop(self.t, {}).items():
+            got = [int(getattr(dut, f"read__{i}__data__{p}").value) for p in range(P)]
+            message = f"cycle {self.t}, port {i}"
+            np.testing.assert_array_equal(np.array(got, np.uint32), expected, err_msg=message)
             self.compared += P
         dut.command.value = pack(PsumCommand(CONFIG), {"valid": 1, **command}) if command else 0
         if command:
@@ -34,10 +39,13 @@ class Bench:
                 self.sums.setdefault(self.t + 1 + p // 4, {})[p] = int(sums[p])
         now = self.sums.pop(self.t, {})
         dut.sums.value = sum(now.get(p, 0xDEADBEEF) << 32 * p for p in range(P))
-        dut.read__valid.value = int(read is not None)
-        if read is not None:
-            dut.read__bank.value, dut.read__word.value = read
-            self.due[self.t + SBUF_READ_CYCLES] = want
+        for i in range(PSUM_READ_PORTS):
+            place, want = (reads or {}).get(i, (None, None))
+            getattr(dut, f"read__{i}__valid").value = int(place is not None)
+            if place is not None:
+                getattr(dut, f"read__{i}__bank").value = place[0]
+                getattr(dut, f"read__{i}__word").value = place[1]
+                self.due.setdefault(self.t + SBUF_READ_CYCLES, {})[i] = want
         await cycle(dut)
         self.t += 1
 
@@ -54,8 +62,10 @@ async def test_random_commands_beside_random_reads(dut):
     model = np.zeros((P, BANKS, WORDS), np.uint32)
     recent = []
     written = set()
+    pairs = 0
     for _ in range(2500):
-        command = sums = read = want = None
+        command = sums = None
+        reads = {}
         if rng.random() < 0.7:
             where = int(rng.integers(BANKS)), int(rng.integers(min(WORDS, 5)))
             accumulate = int(rng.random() < 0.7)
@@ -71,16 +81,20 @@ async def test_random_commands_beside_random_reads(dut):
                 written.add(where)
         recent.append((command["bank"], command["word"]) if command else None)
         busy = {where[0] for where in recent[-WRITE_CYCLES - 2 :] if where}
-        quiet = [where for where in written if where[0] not in busy]
-        if quiet and rng.random() < 0.7:
-            read = sorted(quiet)[rng.integers(len(quiet))]
-            want = model[(slice(None), *read)].copy()
-        await bench.step(command, sums, read, want)
+        for i in map(int, rng.permutation(PSUM_READ_PORTS)):
+            quiet = [where for where in sorted(written) if where[0] not in busy]
+            if quiet and rng.random() < 0.7:
+                place = quiet[rng.integers(len(quiet))]
+                reads[i] = place, model[(slice(None), *place)].copy()
+                busy.add(place[0])
+                pairs += len(reads) > 1
+        await bench.step(command, sums, reads)
     await bench.idle(WRITE_CYCLES + 2)
-    for where in sorted(written):
-        await bench.step(read=where, want=model[(slice(None), *where)])
+    for n, where in enumerate(sorted(written)):
+        await bench.step(reads={n % PSUM_READ_PORTS: (where, model[(slice(None), *where)])})
     await bench.idle(SBUF_READ_CYCLES + 1)
     assert bench.compared > 400, bench.compared
+    assert pairs > 100, pairs
 
 
 @cocotb.test()
@@ -94,10 +108,12 @@ async def test_every_word_of_every_bank_is_its_own(dut):
         command = {"bank": bank, "word": word, "accumulate": 0, "columns": P}
         await bench.step(command, model[bank, word])
     await bench.idle(WRITE_CYCLES)
-    for where in places:
-        await bench.step(read=where, want=model[where])
+    for bank, word in places:
+        # Every port another bank.
+        reads = [((bank + i) % BANKS, word) for i in range(PSUM_READ_PORTS)]
+        await bench.step(reads={i: (where, model[where]) for i, where in enumerate(reads)})
     await bench.idle(SBUF_READ_CYCLES + 1)
-    assert bench.compared == BANKS * WORDS * P
+    assert bench.compared == PSUM_READ_PORTS * BANKS * WORDS * P
 
 
 @cocotb.test()
@@ -114,7 +130,7 @@ async def test_accumulates_at_the_shortest_distance_and_reads_at_once(dut):
         await bench.idle(PSUM_RAW_CYCLES - 1)
         if i % 4 == 3:
             await bench.idle(WRITE_CYCLES - PSUM_RAW_CYCLES)
-            await bench.step(read=(1, 2), want=total)
+            await bench.step(reads={i // 4 % PSUM_READ_PORTS: ((1, 2), total)})
     await bench.idle(SBUF_READ_CYCLES + 1)
     assert bench.compared == 20 * P
 
@@ -135,6 +151,6 @@ async def test_a_reset_drops_what_is_under_way_and_keeps_the_rest(dut):
     await cycle(dut)
     dut.rst.value = 0
     await bench.idle(WRITE_CYCLES)
-    await bench.step(read=(3 % BANKS, 1), want=first)
+    await bench.step(reads={0: ((3 % BANKS, 1), first)})
     await bench.idle(SBUF_READ_CYCLES + 1)
     assert bench.compared == P

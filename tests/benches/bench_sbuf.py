@@ -6,6 +6,8 @@ from makalu.rtl.arch.config import TINY as CONFIG
 from makalu.rtl.interfaces import (
     DMA_READ_CYCLES,
     SBUF_READ_CYCLES,
+    VECTOR_READ_PORTS,
+    VECTOR_WRITE_PORTS,
     DmaReadData,
     SbufBeat,
     SbufReadRequest,
@@ -14,7 +16,9 @@ from pins import begin, cycle, generator, pack, settle, unpack
 
 P = CONFIG.partitions
 WORDS = min(CONFIG.sbuf_words, 24)  # of each partition that are used
-PORTS = ("moving", "weights", "vector_read")
+VECTOR_READS = tuple(f"vector_read__{i}" for i in range(VECTOR_READ_PORTS))
+PORTS = ("moving", "weights", *VECTOR_READS)
+WRITERS = tuple(f"vector_write__{i}" for i in range(VECTOR_WRITE_PORTS))
 PATIENCE = 60
 CONTENTS = np.zeros((P, 16 * WORDS), np.uint8)
 """A reset keeps them, so that each test starts with what the one before left."""
@@ -26,12 +30,13 @@ class Bench:
     def __init__(self, dut, name):
         self.dut, self.rng = dut, generator(name)
         self.bytes = CONTENTS
-        self.word = np.zeros((P, 16), np.uint8)
-        self.strobe = np.zeros((P, 16), bool)
+        self.word = {port: np.zeros((P, 16), np.uint8) for port in WRITERS}
+        self.strobe = {port: np.zeros((P, 16), bool) for port in WRITERS}
         self.held, self.pending, self.due = {}, {}, {}
         self.t = 0
         self.compared = dict.fromkeys((*PORTS, "dma"), 0)
-        self.refused = 0
+        self.refused = dict.fromkeys((*PORTS, "dma_read", "dma_write"), 0)
+        self.both_committed = 0
 
     async def start(self):
         inputs = {}
@@ -39,8 +44,8 @@ class Bench:
             offset = "offsets" if port == "weights" else "offset"
             inputs |= {f"{port}__{name}": 0 for name in ("valid", "new", "word", offset)}
         names = ("valid", "commit", "word", "offset", "size_log2", "mask")
-        inputs |= {f"vector_write__{name}": 0 for name in names}
-        inputs |= {f"vector_write__data__{p}": 0 for p in range(P)}
+        inputs |= {f"{port}__{name}": 0 for port in WRITERS for name in names}
+        inputs |= {f"{port}__data__{p}": 0 for port in WRITERS for p in range(P)}
         for port in ("dma_write__0", "dma_read__0"):
             inputs |= {f"{port}__valid": 0, f"{port}__payload": 0}
         await begin(self.dut, **inputs)
@@ -100,7 +105,7 @@ class Bench:
             assert not self.get("dma_read_data__0") & 1, f"cycle {self.t}: unasked DMA data"
 
     def offer(self, chances):
-        """Choose and drive the inputs of this cycle; returns the vector write, if any."""
+        """Choose and drive the inputs of this cycle; returns the vector writes."""
         rng = self.rng
         for port in PORTS:
             if port not in self.pending and rng.random() < chances.get(port, 0):
@@ -123,29 +128,41 @@ class Bench:
             self.put(f"{key}__0__valid", int(key in self.pending))
             if key in self.pending:
                 self.put(f"{key}__0__payload", pack(layout, self.pending[key][0]))
-        put = None
-        if rng.random() < chances.get("vector_write", 0):
-            size_log2 = int(rng.integers(3))
-            put = {
-                "commit": int(rng.random() < 0.4), "word": int(rng.integers(WORDS)),
-                "offset": int(rng.integers(16 >> size_log2)) << size_log2,
-                "size_log2": size_log2, "mask": int(rng.integers(1 << P)),
-            }  # fmt: skip
-            for name, value in put.items():
-                self.put(f"vector_write__{name}", value)
-            put["data"] = [int(v) for v in rng.integers(1 << 32, size=P)]
-            for p in range(P):
-                self.put(f"vector_write__data__{p}", put["data"][p])
-        self.put("vector_write__valid", int(put is not None))
+        puts = {}
+        for port in WRITERS:
+            if rng.random() < chances.get(port, 0):
+                puts[port] = self.vector_put(puts.values())
+                for name, value in puts[port].items():
+                    if name != "data":
+                        self.put(f"{port}__{name}", value)
+                for p in range(P):
+                    self.put(f"{port}__data__{p}", puts[port]["data"][p])
+            self.put(f"{port}__valid", int(port in puts))
+        return puts
+
+    def vector_put(self, others):
+        """A vector write that does not commit to the bank of another one."""
+        rng = self.rng
+        size_log2 = int(rng.integers(3))
+        put = {
+            "commit": int(rng.random() < 0.4), "word": int(rng.integers(WORDS)),
+            "offset": int(rng.integers(16 >> size_log2)) << size_log2,
+            "size_log2": size_log2, "mask": int(rng.integers(1 << P)),
+            "data": [int(v) for v in rng.integers(1 << 32, size=P)],
+        }  # fmt: skip
+        for other in others:
+            if put["commit"] and other["commit"]:
+                put["word"] = put["word"] & ~1 | ~other["word"] & 1
+                self.both_committed += 1
         return put
 
-    def take(self, put):
+    def take(self, puts):
         """Model what is taken in this cycle: all reads see the bytes from before all writes."""
         for port in PORTS:
             if port not in self.pending:
                 continue
             if port != "moving" and not self.get(f"{port}__ready"):
-                self.refused += 1
+                self.refused[port] += 1
                 continue
             new, word, offsets, size = self.pending.pop(port)
             if new:
@@ -162,7 +179,7 @@ class Bench:
             beat, since = self.pending[key]
             assert self.t - since < PATIENCE, f"{key} waits for ever"
             if not self.get(f"{key}__0__ready"):
-                self.refused += 1
+                self.refused[key] += 1
                 continue
             del self.pending[key]
             if key == "dma_write":
@@ -174,24 +191,24 @@ class Bench:
             for p, at, i in self.cells(written):
                 if written["strobe"] >> i & 1:
                     self.bytes[p, at] = written["data"] >> 8 * i & 0xFF
-        if put:
-            size = 1 << put["size_log2"]
+        for port, put in puts.items():
+            word, strobe, size = self.word[port], self.strobe[port], 1 << put["size_log2"]
             for p in range(P):
                 if put["mask"] >> p & 1:
                     raw = put["data"][p].to_bytes(4, "little")[:size]
-                    self.word[p, put["offset"] : put["offset"] + size] = list(raw)
-                    self.strobe[p, put["offset"] : put["offset"] + size] = True
+                    word[p, put["offset"] : put["offset"] + size] = list(raw)
+                    strobe[p, put["offset"] : put["offset"] + size] = True
             if put["commit"]:
                 window = self.bytes[:, 16 * put["word"] : 16 * put["word"] + 16]
-                window[self.strobe] = self.word[self.strobe]
-                self.strobe[:] = False
+                window[strobe] = word[strobe]
+                strobe[:] = False
 
     async def run(self, cycles, **chances):
         for _ in range(cycles):
             self.check_due()
-            put = self.offer(chances)
+            puts = self.offer(chances)
             await settle()
-            self.take(put)
+            self.take(puts)
             await cycle(self.dut)
             self.t += 1
 
@@ -205,9 +222,16 @@ class Bench:
 async def test_vector_writes_and_reads(dut):
     bench = Bench(dut, "vector")
     await bench.start()
-    await bench.run(1500, vector_write=0.9, vector_read=0.8)
+    for port in range(VECTOR_READ_PORTS):
+        reader, writer = VECTOR_READS[port], WRITERS[port % VECTOR_WRITE_PORTS]
+        await bench.run(700, **{reader: 0.8, writer: 0.9})
+        await bench.drain()
+        assert bench.compared[reader] > 400
+    await bench.run(1500, **dict.fromkeys(WRITERS, 0.9), **dict.fromkeys(VECTOR_READS, 0.8))
     await bench.drain()
-    assert bench.compared["vector_read"] > 800
+    assert min(bench.compared[port] for port in VECTOR_READS) > 800, bench.compared
+    assert min(bench.refused[port] for port in VECTOR_READS[1:]) > 100, bench.refused
+    assert bench.both_committed > 100
 
 
 @cocotb.test()
@@ -225,12 +249,12 @@ async def test_all_ports_at_once(dut):
     await bench.start()
     for chances in (0.3, 0.6, 0.9):
         await bench.run(
-            900, moving=chances, weights=0.7, vector_read=0.7, vector_write=0.5, dma_write=0.9,
-            dma_read=0.9,
+            900, moving=chances, weights=0.7, dma_write=0.9, dma_read=0.9,
+            **dict.fromkeys(VECTOR_READS, 0.7), **dict.fromkeys(WRITERS, 0.4),
         )  # fmt: skip
         await bench.drain()
     assert min(bench.compared.values()) > 200, bench.compared
-    assert bench.refused > 100
+    assert min(n for port, n in bench.refused.items() if port != "moving") > 50, bench.refused
 
 
 @cocotb.test()
@@ -243,7 +267,7 @@ async def test_contents_stay_over_a_reset(dut):
     await cycle(dut)
     await cycle(dut)
     dut.rst.value = 0
-    await bench.run(300, dma_read=0.9, vector_read=0.9)
+    await bench.run(300, dma_read=0.9, vector_read__0=0.9)
     await bench.drain()
     assert bench.compared["dma"] > 100
-    assert bench.compared["vector_read"] > 100
+    assert bench.compared["vector_read__0"] > 100

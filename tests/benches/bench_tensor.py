@@ -14,7 +14,7 @@ from makalu.rtl.arch.isa import (
     Update,
     UpdateMode,
 )
-from makalu.rtl.interfaces import SBUF_READ_CYCLES, Issue
+from makalu.rtl.interfaces import PSUM_READ_PORTS, SBUF_READ_CYCLES, Issue
 from makalu.rtl.interfaces import Update as UpdatePayload
 from pins import add, begin, cycle, fused, generator, pack, settle, unpack
 
@@ -43,10 +43,11 @@ class Bench:
 
     async def start(self):
         inputs = {f"{port}__data__{p}": 0 for port in self.pipes for p in range(P)}
+        for i in range(PSUM_READ_PORTS):
+            inputs |= {f"psum_read__{i}__{name}": 0 for name in ("valid", "bank", "word")}
         await begin(
             self.dut, instructions__valid=0, instructions__payload=0, weights__ready=0,
-            psum_read__valid=0, psum_read__bank=0, psum_read__word=0, psum_busy_dve=0,
-            update__ready=0, starving=0, **inputs,
+            psum_busy_dve=0, update__ready=0, starving=0, **inputs,
         )  # fmt: skip
 
     async def step(self):
@@ -110,17 +111,21 @@ class Bench:
         pending = deque()
         places = [(bank, word) for bank in range(BANKS) for word in range(min(WORDS, 16))]
         for place in (*places, *[None] * SBUF_READ_CYCLES):
-            self.put("psum_read__valid", int(place is not None))
-            if place:
-                self.put("psum_read__bank", place[0])
-                self.put("psum_read__word", place[1])
+            for i in range(PSUM_READ_PORTS):
+                self.put(f"psum_read__{i}__valid", int(place is not None))
+                if place:
+                    # Every port another bank.
+                    self.put(f"psum_read__{i}__bank", (place[0] + i) % BANKS)
+                    self.put(f"psum_read__{i}__word", place[1])
             pending.append(place)
             if len(pending) > SBUF_READ_CYCLES:
-                bank, word = pending.popleft()
-                got = [self.get(f"psum_read__data__{c}") for c in range(COLS)]
-                want = self.psum[:, bank, word].tolist()
-                assert got == want, f"bank {bank} word {word}: {got} not {want}"
-                self.compared += COLS
+                first, word = pending.popleft()
+                for i in range(PSUM_READ_PORTS):
+                    bank = (first + i) % BANKS
+                    got = [self.get(f"psum_read__{i}__data__{c}") for c in range(COLS)]
+                    want = self.psum[:, bank, word].tolist()
+                    assert got == want, f"port {i} bank {bank} word {word}: {got} not {want}"
+                    self.compared += COLS
             await cycle(self.dut)
 
     def values(self, fmt, offset, count):

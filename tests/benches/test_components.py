@@ -56,8 +56,8 @@ class VectorOnSbuf(wiring.Component):
         connect(m, flipped(self.instructions), vector.instructions)
         connect(m, vector.update, flipped(self.update))
         connect(m, vector.psum_read, flipped(self.psum_read))
-        connect(m, vector.sbuf_read, sbuf.vector_read)
-        connect(m, vector.sbuf_write, sbuf.vector_write)
+        connect(m, vector.sbuf_read, sbuf.vector_read[0])
+        connect(m, vector.sbuf_write, sbuf.vector_write[0])
         connect(m, flipped(self.dma_write), sbuf.dma_write[0])
         connect(m, flipped(self.dma_read), sbuf.dma_read[0])
         m.d.comb += [

@@ -32,7 +32,7 @@ from makalu.rtl.arch.isa import (
 )
 from makalu.rtl.engines import array, tensor
 from makalu.rtl.engines.tensor import MIN_INTERVAL, TensorEngine
-from makalu.rtl.interfaces import SBUF_READ_CYCLES
+from makalu.rtl.interfaces import PSUM_READ_PORTS, SBUF_READ_CYCLES
 from makalu.rtl.lib.replicate import Library
 
 # The reference ------------------------------------------------------------------------------------
@@ -135,7 +135,7 @@ class Run:
         self.beats = []  # of each weights command taken
         self.refused = 0
         self.updates = []  # (cycle, semaphore)
-        self.watched = {}  # semaphore -> data of the vector engine's read, by partition
+        self.watched = {}  # semaphore -> data of its read, by partition
         self.counts = {}
         self.cycles = 0
 
@@ -224,9 +224,9 @@ class Bench:
 
         ``ready``, ``gap``, ``accept``: probabilities that SBUF takes a weights command, that no
         instruction comes in a cycle, that an update is taken. ``stop_at`` resets the engine then.
-        ``watch`` maps a semaphore to a bank and word that the vector engine reads as soon as it
-        sees the update. ``refuse`` is ``(cycles, beats)``: after so many beats SBUF refuses weights
-        for so many cycles.
+        ``watch`` maps a semaphore to a bank and word that are read as soon as its update is seen:
+        of an even one by the vector engine's port, of an odd one by the scalar engine's. ``refuse``
+        is ``(cycles, beats)``: after so many beats SBUF refuses weights for so many cycles.
         """
         engine, run = self.engine, Run()
         words = [int.from_bytes(i.encode(), "little") for i in program]
@@ -234,7 +234,7 @@ class Bench:
         events = {name: 0 for name, _ in engine.events.shape()}
         reads = {}  # cycle of delivery -> (port, bytes per partition)
         held = {}
-        watched = {}  # cycle of delivery -> semaphore
+        watched = {}  # cycle of delivery -> (semaphore, port)
         ctx.set(engine.instructions.valid, 0)
         offered = False
         for cycle in range(limit):
@@ -286,14 +286,17 @@ class Bench:
                 semaphore = ctx.get(engine.update.p.semaphore)
                 run.updates.append((cycle, semaphore))
                 reading = (watch or {}).get(semaphore)
-            ctx.set(engine.psum_read.valid, reading is not None)
-            if reading is not None:
-                ctx.set(engine.psum_read.bank, reading[0])
-                ctx.set(engine.psum_read.word, reading[1])
-                watched[cycle + SBUF_READ_CYCLES] = semaphore
+            for i, port in enumerate(engine.psum_read):
+                mine = reading is not None and semaphore % PSUM_READ_PORTS == i
+                ctx.set(port.valid, mine)
+                if mine:
+                    ctx.set(port.bank, reading[0])
+                    ctx.set(port.word, reading[1])
+                    watched[cycle + SBUF_READ_CYCLES] = semaphore, port
             if cycle in watched:
-                data = [ctx.get(engine.psum_read.data[p]) for p in range(self.config.partitions)]
-                run.watched[watched.pop(cycle)] = data
+                semaphore, port = watched.pop(cycle)
+                data = [ctx.get(port.data[p]) for p in range(self.config.partitions)]
+                run.watched[semaphore] = data
             value = ctx.get(engine.events)
             for name in events:
                 events[name] += value[name]

@@ -8,7 +8,7 @@ from amaranth.hdl import Fragment, ResetInserter, Signal
 from amaranth.sim import Simulator
 from makalu.rtl.arch.config import SMALL, TINY, TRN
 from makalu.rtl.arch.formats import CANONICAL_NAN
-from makalu.rtl.interfaces import SBUF_READ_CYCLES
+from makalu.rtl.interfaces import PSUM_READ_PORTS, SBUF_READ_CYCLES
 from makalu.rtl.lib.replicate import Library
 from makalu.rtl.memory.psum import PSUM_RAW_CYCLES, Psum
 
@@ -41,9 +41,10 @@ class Bench:
         self.dut = Psum(config=config)
 
     def run(self, script):
-        """``script(cycle)`` gives ``(command, sums, read)``, each or all ``None``.
+        """``script(cycle)`` gives ``(command, sums, reads)``, each or all ``None``.
 
-        The run ends 40 cycles after the script.
+        ``reads`` maps ports to a bank and word; answers are by cycle and port. The run ends 40
+        cycles after the script.
         """
         config, dut = self.config, self.dut
         answers = {}
@@ -56,7 +57,7 @@ class Bench:
                 step = script(cycle)
                 if step is None:
                     idle += 1
-                command, sums, read = step or (None, None, None)
+                command, sums, reads = step or (None, None, None)
                 ctx.set(dut.command.valid, command is not None)
                 if command is not None:
                     ctx.set(dut.command, {"valid": 1, **command})
@@ -65,15 +66,17 @@ class Bench:
                 now = skewed.pop(cycle, {})
                 word = sum(now.get(p, 0xDEADBEEF) << 32 * p for p in range(config.partitions))
                 ctx.set(dut.sums, word)
-                ctx.set(dut.read.valid, read is not None)
-                if read is not None:
-                    ctx.set(dut.read.bank, read[0])
-                    ctx.set(dut.read.word, read[1])
-                    expected[cycle + SBUF_READ_CYCLES] = cycle
-                if cycle in expected:
-                    answers[expected.pop(cycle)] = np.array(
-                        [ctx.get(dut.read.data[p]) for p in range(config.partitions)], np.uint32
-                    )
+                for i, port in enumerate(dut.read):
+                    read = (reads or {}).get(i)
+                    ctx.set(port.valid, read is not None)
+                    if read is not None:
+                        ctx.set(port.bank, read[0])
+                        ctx.set(port.word, read[1])
+                        expected[cycle + SBUF_READ_CYCLES, i] = cycle
+                    if (cycle, i) in expected:
+                        answers[expected.pop((cycle, i)), i] = np.array(
+                            [ctx.get(port.data[p]) for p in range(config.partitions)], np.uint32
+                        )
                 await ctx.tick()
                 cycle += 1
             self.memory = np.array(
@@ -92,7 +95,7 @@ class Bench:
 
 
 def test_random_traffic(rng):
-    """Commands as close as the rule allows, to all banks; reads of the other banks."""
+    """Commands as close as the rule allows, to all banks; every port reads another bank."""
     config = replace(TINY, rows=8, psum_banks=4)
     b = Bench(config)
     model = np.zeros((8, 4, config.psum_bank_words), np.uint32)
@@ -117,24 +120,55 @@ def test_random_traffic(rng):
                 new = sums[:columns]
                 model[:columns, bank, word] = add(cell, new) if accumulate else new
         recent.append(None if command is None else (command["bank"], command["word"]))
-        # A bank that no command is in, nor was lately.
+        # Banks that no command is in, nor was lately.
         busy = {where[0] for where in recent[-12:] if where}
-        quiet = [bank for bank in range(4) if bank not in busy]
-        read = None
-        if quiet:
-            read = int(rng.choice(quiet)), int(rng.integers(3))
-            reads[cycle] = read, model[:, read[0], read[1]].copy()
-        return command, sums, read
+        quiet = rng.permutation([bank for bank in range(4) if bank not in busy])
+        now = {}
+        for i, bank in zip(rng.permutation(PSUM_READ_PORTS), quiet, strict=False):
+            now[int(i)] = where = int(bank), int(rng.integers(3))
+            reads[cycle, int(i)] = where, model[(slice(None), *where)].copy()
+        return command, sums, now
 
     answers = b.run(script)
     np.testing.assert_array_equal(b.memory, model)
-    assert len(reads) > 5
-    for cycle, (where, want) in reads.items():
-        np.testing.assert_array_equal(answers[cycle], want, err_msg=f"cycle {cycle}, {where}")
+    assert answers.keys() == reads.keys()
+    assert all(sum(i == port for _, port in reads) > 5 for i in range(PSUM_READ_PORTS))
+    for (cycle, i), (where, want) in reads.items():
+        message = f"cycle {cycle}, port {i}, {where}"
+        np.testing.assert_array_equal(answers[cycle, i], want, err_msg=message)
 
 
+def test_every_port_reads_any_bank_beside_the_others(rng):
+    """All pairs of different banks in one cycle after the other, while a sum enters a third."""
+    config = replace(TINY, psum_banks=4)
+    b = Bench(config)
+    places = [(bank, word) for bank in range(4) for word in range(2)]
+    sums = {where: random_sums(rng, 4) for where in places}
+    fill = [({"accumulate": 0, "bank": b, "word": w, "columns": 4}, sums[b, w]) for b, w in places]
+    pairs = [(x, y) for x in places for y in places if x[0] != y[0]]
+    rng.shuffle(pairs)
+    start = len(fill) + b.dut.write_cycles
+
+    def script(cycle):
+        if cycle < start:
+            return (*(fill[cycle] if cycle < len(fill) else (None, None)), None)
+        if cycle >= start + len(pairs):
+            return None
+        reads = dict(enumerate(pairs[cycle - start]))
+        other = next(bank for bank in range(4) if all(bank != read[0] for read in reads.values()))
+        command = {"accumulate": 0, "bank": other, "word": 5, "columns": 4}
+        return command, sums[0, 0], reads
+
+    answers = b.run(script)
+    for n, pair in enumerate(pairs):
+        for i, where in enumerate(pair):
+            message = f"{pair}, port {i}"
+            np.testing.assert_array_equal(answers[start + n, i], sums[where], err_msg=message)
+
+
+@pytest.mark.parametrize("port", range(PSUM_READ_PORTS))
 @pytest.mark.parametrize("late", [0, 1, 5])
-def test_a_read_sees_a_sum_as_soon_as_documented(late, rng):
+def test_a_read_sees_a_sum_as_soon_as_documented(late, port, rng):
     config = replace(TINY, rows=8)
     b = Bench(config)
     sums = random_sums(rng, 8)
@@ -142,10 +176,10 @@ def test_a_read_sees_a_sum_as_soon_as_documented(late, rng):
 
     def script(cycle):
         command = {"accumulate": 1, "bank": 2, "word": 3, "columns": 8} if cycle == 0 else None
-        return (command, sums, (2, 3) if cycle == at else None) if cycle <= at else None
+        return (command, sums, {port: (2, 3)} if cycle == at else None) if cycle <= at else None
 
     answers = b.run(script)
-    np.testing.assert_array_equal(answers[at], add(sums, np.zeros(8, np.uint32)))
+    np.testing.assert_array_equal(answers[at, port], add(sums, np.zeros(8, np.uint32)))
 
 
 def test_accumulating_at_the_shortest_distance(rng):

@@ -10,7 +10,12 @@ from amaranth.hdl import ResetInserter, Signal, Value
 from amaranth.lib.wiring import In
 from amaranth.sim import Simulator
 from makalu.rtl.arch.config import TINY
-from makalu.rtl.interfaces import DMA_READ_CYCLES, SBUF_READ_CYCLES
+from makalu.rtl.interfaces import (
+    DMA_READ_CYCLES,
+    SBUF_READ_CYCLES,
+    VECTOR_READ_PORTS,
+    VECTOR_WRITE_PORTS,
+)
 from makalu.rtl.lib.replicate import Library
 from makalu.rtl.memory.sbuf import DMA_PATIENCE_CYCLES, Sbuf
 
@@ -24,6 +29,13 @@ CONFIGS = pytest.mark.parametrize(
     ids=["4-partitions", "8-partitions", "16-partitions"],
 )
 
+VECTOR_READS = tuple(f"vector_read{i}" for i in range(VECTOR_READ_PORTS))
+READERS = ("moving", "weights", *VECTOR_READS)
+"""In the order in which they take a bank."""
+
+WRITERS = tuple(f"vector_write{i}" for i in range(VECTOR_WRITE_PORTS))
+ALL = (*READERS, *WRITERS, "dma_read", "dma_write")
+
 PATTERNS = {
     "never-paused": lambda rng, cycle: True,
     "random": lambda rng, cycle: rng.random() < 0.5,
@@ -32,18 +44,21 @@ PATTERNS = {
 }
 
 
-def element_bytes(row, offset, size):
-    return bytes(row[offset : offset + size])
+def interface(dut, port):
+    """The reader or writer of that name."""
+    array, i = port[:-1], port[-1]
+    return getattr(dut, array)[int(i)] if i.isdigit() else getattr(dut, port)
 
 
 class Model:
-    """What the ports mean: bytes per partition, the word under construction, the words held."""
+    """What the ports mean: bytes per partition, the words under construction, the words held."""
 
     def __init__(self, config):
         self.config = config
         self.bytes = np.zeros((config.partitions, config.sbuf_bytes), np.uint8)
-        self.word = np.zeros((config.partitions, 16), np.uint8)
-        self.strobe = np.zeros((config.partitions, 16), bool)
+        shape = (config.partitions, 16)
+        self.word = {port: np.zeros(shape, np.uint8) for port in WRITERS}
+        self.strobe = {port: np.zeros(shape, bool) for port in WRITERS}
         self.held = {}
 
     def read(self, port, new, word, offset, size):
@@ -51,17 +66,18 @@ class Model:
             self.held[port] = self.bytes[:, 16 * word : 16 * word + 16].copy()
         return self.held[port][:, offset : offset + size]
 
-    def vector_write(self, *, commit, word, offset, size_log2, mask, data):
+    def vector_write(self, port, *, commit, word, offset, size_log2, mask, data):
         size = 1 << size_log2
+        gathered, strobe = self.word[port], self.strobe[port]
         for p in range(self.config.partitions):
             if mask >> p & 1:
                 raw = int(data[p]).to_bytes(4, "little")[:size]
-                self.word[p, offset : offset + size] = list(raw)
-                self.strobe[p, offset : offset + size] = True
+                gathered[p, offset : offset + size] = list(raw)
+                strobe[p, offset : offset + size] = True
         if commit:
             window = self.bytes[:, 16 * word : 16 * word + 16]
-            window[self.strobe] = self.word[self.strobe]
-            self.strobe[:] = False
+            window[strobe] = gathered[strobe]
+            strobe[:] = False
 
     def cells(self, beat):
         """(partition, byte offset, index in the beat) of every byte of a DMA beat."""
@@ -92,8 +108,6 @@ def along(beat, **changes):
 class Bench:
     """Drives all ports for some cycles and checks every answer in the cycle it is due."""
 
-    READERS = ("moving", "weights", "vector_read")
-
     def __init__(self, config, rng, patterns):
         self.config = config
         self.rng = rng
@@ -113,7 +127,7 @@ class Bench:
         self.waits = {"dma_read": [], "dma_write": []}
         self.moving_word = None  # a constant word instead of random ones
         self.engine = 0  # that asks for a beat
-        self.taken = dict.fromkeys((*self.READERS, "dma_read", "dma_write"), 0)
+        self.taken = dict.fromkeys((*READERS, "dma_read", "dma_write"), 0)
 
     def active(self, port, cycle):
         pattern = self.patterns.get(port)
@@ -160,6 +174,23 @@ class Bench:
             beat |= {"data": int(rng.integers(1 << 63)) * 2 + 1, "strobe": strobe}
         return beat
 
+    def vector_put(self, others):
+        """An element for a write port, which does not commit to the bank of another port."""
+        rng, config = self.rng, self.config
+        size_log2 = int(rng.integers(3))
+        put = {
+            "commit": int(rng.random() < 0.4),
+            "word": int(rng.integers(config.sbuf_words)),
+            "offset": int(rng.integers(16 >> size_log2)) << size_log2,
+            "size_log2": size_log2,
+            "mask": int(rng.integers(1 << config.partitions)),
+            "data": [int(v) for v in rng.integers(1 << 32, size=config.partitions)],
+        }
+        for other in others:
+            if put["commit"] and other["commit"]:
+                put["word"] = put["word"] & ~1 | ~other["word"] & 1
+        return put
+
     def check_data(self, cycle, port, value_of, expected):
         def check(ctx):
             got = value_of(ctx)
@@ -169,10 +200,10 @@ class Bench:
 
     async def cycle(self, ctx, dut, n):
         """Drive, check and model one cycle, without its clock edge."""
-        config, model, rng = self.config, self.model, self.rng
+        config, model = self.config, self.model
 
-        for port in self.READERS:
-            intf = getattr(dut, port)
+        for port in READERS:
+            intf = interface(dut, port)
             if port not in self.pending and self.active(port, n):
                 self.pending[port] = self.read_command(port)
             command = self.pending.get(port)
@@ -186,25 +217,18 @@ class Bench:
                 else:
                     ctx.set(intf.offset, command["offsets"][0])
 
-        put = None
-        intf = dut.vector_write
-        if self.active("vector_write", n):
-            size_log2 = int(rng.integers(3))
-            put = {
-                "commit": int(rng.random() < 0.4),
-                "word": int(rng.integers(config.sbuf_words)),
-                "offset": int(rng.integers(16 >> size_log2)) << size_log2,
-                "size_log2": size_log2,
-                "mask": int(rng.integers(1 << config.partitions)),
-                "data": [int(v) for v in rng.integers(1 << 32, size=config.partitions)],
-            }
-            for name, value in put.items():
-                if name == "data":
-                    for p, v in enumerate(value):
-                        ctx.set(intf.data[p], v)
-                else:
-                    ctx.set(getattr(intf, name), value)
-        ctx.set(intf.valid, put is not None)
+        puts = {}
+        for port in WRITERS:
+            intf = interface(dut, port)
+            if self.active(port, n):
+                puts[port] = self.vector_put(puts.values())
+                for name, value in puts[port].items():
+                    if name == "data":
+                        for p, v in enumerate(value):
+                            ctx.set(intf.data[p], v)
+                    else:
+                        ctx.set(getattr(intf, name), value)
+            ctx.set(intf.valid, port in puts)
 
         for kind in ("dma_read", "dma_write"):
             for e, stream in enumerate(getattr(dut, kind)):
@@ -229,13 +253,13 @@ class Bench:
             self.seen[name] += ctx.get(dut.events[name])
 
         # What is taken now: first all reads, then all writes.
-        for port in self.READERS:
-            intf = getattr(dut, port)
+        for port in READERS:
+            intf = interface(dut, port)
             command = self.pending.get(port)
             if command is None:
                 continue
             if port != "moving" and not ctx.get(intf.ready):
-                self.counts["conflict_" + port] += 1
+                self.counts["conflict_" + port.rstrip("0123456789")] += 1
                 continue
             del self.pending[port]
             self.taken[port] += 1
@@ -278,8 +302,8 @@ class Bench:
             self.counts["conflict_" + kind] += len(delayed)
         for beat in writes:
             model.dma_write(beat)
-        if put is not None:
-            model.vector_write(**put)
+        for port, put in puts.items():
+            model.vector_write(port, **put)
 
     def memory(self, ctx, dut):
         """The bytes in the banks."""
@@ -356,9 +380,6 @@ def simulate(config, body):
     Machine.cache[config] = machine
 
 
-ALL = ("moving", "weights", "vector_read", "vector_write", "dma_read", "dma_write")
-
-
 @CONFIGS
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_random_traffic_matches_a_byte_array(config, pattern, rng):
@@ -375,14 +396,78 @@ def test_mixed_patterns_match_a_byte_array(rng):
         simulate(ONE_SMALL_GROUP, lambda ctx, dut, bench=bench: bench.run(ctx, dut, 150))
 
 
-@pytest.mark.parametrize("port", ["moving", "weights", "vector_read"])
+def test_vector_ports_alone_match_a_byte_array(rng):
+    """All of them at once; commits to both banks in the same cycle among them."""
+    config = ONE_SMALL_GROUP
+    bench = Bench(config, rng, dict.fromkeys((*VECTOR_READS, *WRITERS), "never-paused"))
+    put, both = bench.vector_put, []
+
+    def watched(others):
+        new = put(others)
+        both.extend(new["commit"] and other["commit"] for other in others)
+        return new
+
+    bench.vector_put = watched
+    simulate(config, lambda ctx, dut: bench.run(ctx, dut, 150))
+    assert sum(both) >= 10
+    assert bench.counts["conflict_vector_read"] > 20
+
+
+def test_a_commit_writes_what_its_own_port_gathered(rng):
+    """One port gathers in every cycle and commits late, the other commits in every cycle."""
+    config = ONE_SMALL_GROUP
+    for late in WRITERS:
+        bench = Bench(config, rng, dict.fromkeys(WRITERS, "never-paused"))
+        put, turn = bench.vector_put, iter(range(1000))
+
+        def one(others, put=put, turn=turn, late=late):
+            n = next(turn)  # the ports come in turn
+            if WRITERS[n % VECTOR_WRITE_PORTS] == late:
+                return put(others) | {"commit": int(n // VECTOR_WRITE_PORTS % 12 == 11), "word": 3}
+            return put(()) | {"commit": 1, "word": 2 * (n % 5), "size_log2": 0}
+
+        bench.vector_put = one
+        simulate(config, lambda ctx, dut, bench=bench: bench.run(ctx, dut, 60))
+
+
+@pytest.mark.parametrize("port", READERS)
 def test_a_reader_alone_is_never_refused(port, rng):
     bench = Bench(ONE_SMALL_GROUP, rng, {port: "never-paused"})
     simulate(ONE_SMALL_GROUP, lambda ctx, dut: bench.run(ctx, dut, 60))
     assert bench.taken[port] == 60
 
 
-@pytest.mark.parametrize("port", ["moving", "weights", "vector_read"])
+@pytest.mark.parametrize("first", range(len(READERS)))
+def test_readers_take_a_bank_in_their_order(first):
+    """Those from ``first`` on want bank 1: one is served; who reads no bank, or bank 0, is too."""
+
+    async def body(ctx, dut):
+        ports = [interface(dut, port) for port in READERS]
+
+        def ready(want):
+            """``want`` gives by port the bank, ``None`` for a word that is held, or nothing."""
+            for i, port in enumerate(ports):
+                ctx.set(port.valid, i in want)
+                ctx.set(port.new, want.get(i) is not None)
+                ctx.set(port.word, 2 * i % 8 + (want.get(i) or 0))
+            return [i for i in want if i == 0 or ctx.get(ports[i].ready)]
+
+        wanted = range(first, len(ports))
+        assert ready(dict.fromkeys(wanted, 1)) == [first]
+        for other in wanted[1:]:
+            want = dict.fromkeys(wanted, 1)
+            assert ready(want | {other: None}) == [first, other]
+            assert ready(want | {other: 0}) == [first, other]
+            assert ready({other: 1}) == [other]
+            # Who is not valid takes nothing, whatever else its command says.
+            ctx.set(ports[first].new, 1)
+            ctx.set(ports[first].word, 1)
+            assert ctx.get(ports[other].ready)
+
+    simulate(ONE_SMALL_GROUP, body)
+
+
+@pytest.mark.parametrize("port", READERS)
 def test_a_word_that_is_held_leaves_its_bank_to_dma(port, rng):
     bench = Bench(ONE_SMALL_GROUP, rng, {port: "never-paused", "dma_read": "never-paused"})
     command, beat = bench.read_command, bench.beat
@@ -527,40 +612,53 @@ def test_engines_with_different_groups_do_not_meet(rng):
 
 
 @pytest.mark.parametrize("config", [ONE_SMALL_GROUP, TWO_GROUPS], ids=["1-engine", "2-engines"])
-def test_dma_reads_wait_a_bounded_time_for_weights_and_vector(config, rng):
-    patterns = dict.fromkeys(("weights", "vector_read", "dma_read"), "never-paused")
-    bench = Bench(config, rng, patterns)
+@pytest.mark.parametrize("readers", [(1, 2), (2, 3), (3, 4), (4, 1)], ids=str)
+def test_dma_reads_wait_a_bounded_time_for_weights_and_vector(config, readers, rng):
+    first, second = (READERS[i] for i in readers)
+    bench = Bench(config, rng, dict.fromkeys((first, second, "dma_read"), "never-paused"))
     command = bench.read_command
-    # Weights take bank 0 in every cycle, vector bank 1.
-    bench.read_command = lambda port: command(port) | {"new": True, "word": int(port != "weights")}
+    # The one takes bank 0 in every cycle, the other bank 1.
+    bench.read_command = lambda port: command(port) | {"new": True, "word": int(port != first)}
     simulate(config, lambda ctx, dut: bench.run(ctx, dut, 150))
     assert DMA_PATIENCE_CYCLES <= max(bench.waits["dma_read"])
     others = (config.dma_engines - 1) * config.group // 2
     assert max(bench.waits["dma_read"]) <= DMA_PATIENCE_CYCLES + 1 + others
     # They yield no more than they must.
-    assert bench.taken["weights"] > 120
-    assert bench.taken["vector_read"] > 120
+    assert bench.taken[first] > 120
+    assert bench.taken[second] > 120
 
 
-def test_dma_writes_raise_starving_until_they_are_taken(rng):
+def test_dma_reads_wait_a_bounded_time_for_all_readers_of_their_bank(rng):
+    config = ONE_SMALL_GROUP
+    patterns = dict.fromkeys((*READERS[1:], "dma_read"), "never-paused")
+    bench = Bench(config, rng, patterns)
+    command, beat = bench.read_command, bench.beat
+    bench.read_command = lambda port: command(port) | {"new": True, "word": 3}
+    bench.beat = lambda *, write: along(beat(write=write), offset=16)
+    simulate(config, lambda ctx, dut: bench.run(ctx, dut, 150))
+    assert max(bench.waits["dma_read"]) == DMA_PATIENCE_CYCLES + 1
+
+
+@pytest.mark.parametrize("writers", [(0,), (1,), (0, 1)], ids=["first", "second", "in-turn"])
+def test_dma_writes_raise_starving_until_they_are_taken(writers):
+    """Whoever commits to their bank, in every cycle."""
     config = ONE_SMALL_GROUP
 
     async def body(ctx, dut):
         beat = {"across": 0, "size_log2": 0, "partition": 1, "offset": 24, "data": 7, "strobe": 255}
         ctx.set(dut.dma_write[0].payload, beat)
         ctx.set(dut.dma_write[0].valid, 1)
-        ctx.set(dut.vector_write.valid, 1)
-        ctx.set(dut.vector_write.commit, 1)
-        ctx.set(dut.vector_write.word, 3)  # bank 1, as the beat
-        for _ in range(DMA_PATIENCE_CYCLES + 1):
+        for port in dut.vector_write:
+            ctx.set(port.commit, 1)
+            ctx.set(port.word, 3)  # bank 1, as the beat
+        for n in range(DMA_PATIENCE_CYCLES + 6):
+            for i, port in enumerate(dut.vector_write):
+                ctx.set(port.valid, i == writers[n % len(writers)])
             assert not ctx.get(dut.dma_write[0].ready)
-            assert ctx.get(dut.starving) == 0
+            assert ctx.get(dut.starving) == (0b10 if n > DMA_PATIENCE_CYCLES else 0)
             await ctx.tick()
-        for _ in range(5):
-            assert ctx.get(dut.starving) == 0b10
-            assert not ctx.get(dut.dma_write[0].ready)
-            await ctx.tick()
-        ctx.set(dut.vector_write.valid, 0)  # the gap
+        for port in dut.vector_write:
+            ctx.set(port.valid, 0)  # the gap
         assert ctx.get(dut.dma_write[0].ready)
         await ctx.tick()
         ctx.set(dut.dma_write[0].valid, 0)
@@ -603,11 +701,14 @@ def test_reset_in_mid_work_keeps_memory_and_drops_the_rest(rng):
             await again.cycle(ctx, dut, n)
             await ctx.tick()
         # The first commit after the reset carries nothing gathered before it.
-        ctx.set(dut.vector_write.valid, 1)
-        ctx.set(dut.vector_write.commit, 1)
-        ctx.set(dut.vector_write.mask, 0)
+        for i, port in enumerate(dut.vector_write):
+            ctx.set(port.valid, 1)
+            ctx.set(port.commit, 1)
+            ctx.set(port.word, i)
+            ctx.set(port.mask, 0)
         await ctx.tick()
-        ctx.set(dut.vector_write.valid, 0)
+        for port in dut.vector_write:
+            ctx.set(port.valid, 0)
         again.patterns = dict.fromkeys(ALL, "random")
         await again.run(ctx, dut, 60, start=7)
 
