@@ -295,7 +295,7 @@ class Field:
     ``values`` (an :class:`IntEnum`) limits the legal codes; the hardware raises BAD_FIELD
     otherwise. ``pointer`` names the flag which, when set, makes the field the byte offset in SBUF
     of one binary32 number in each partition of the first source, instead of a number: it must then
-    be a multiple of 4 and lie in SBUF (BAD_FIELD otherwise).
+    be a multiple of 4 and lie in SBUF (BAD_FIELD otherwise), even if the instruction does nothing.
     """
 
     width: int
@@ -326,7 +326,7 @@ class Operand:
         The start partition must be 0.
     reduced : :class:`str` or ``None``
         Field that holds one less than the number of innermost dimensions that do not count when
-        its elements are compared with those of the first operand.
+        its elements are compared with those of the first operand, whatever their counts.
 
     Of two sources at most one may lie in PSUM (BAD_FIELD in the space of the second).
     """
