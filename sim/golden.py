@@ -508,7 +508,8 @@ def cast_in(codes, fmt):
 
 def cast_out(bits, fmt, saturate):
     """Bits of binary32 as codes of a format. A NaN becomes its canonical one, with its sign."""
-    values = np.ascontiguousarray(bits).view(np.float32).astype(np.float64)
+    with np.errstate(invalid="ignore"):  # of NaNs that signal
+        values = np.ascontiguousarray(bits).view(np.float32).astype(np.float64)
     out = np.ascontiguousarray(fmt.encode(values, saturate=bool(saturate)))
     nan = np.isnan(values)
     if fmt.is_float and nan.any():
