@@ -6,7 +6,8 @@ The text is what an :class:`~..rtl.arch.isa.Instruction` prints, one per line::
 half=WHOLE accumulate=0x1 $S[5]>=2? $S[1]+=1  ; a comment
 
 Operands are ``name=space.format[first:last]+offset`` and ``[step,count]`` pairs, innermost first;
-fields are ``name=value`` with a number or a name; ``$S[n]>=v?`` and ``$S[n]==v?`` are waits,
+fields are ``name=value`` with a number or a name, or ``name=sbuf+offset`` if they point to numbers
+(which sets their flag); ``$S[n]>=v?`` and ``$S[n]==v?`` are waits,
 ``$S[n]+=v`` and ``$S[n]=v`` the update.
 """
 
@@ -41,6 +42,7 @@ _TOKEN = re.compile(
   | (?P<update>\$S\[(?P<us>\d+)\](?P<um>\+=|=)(?P<uv>\w+)(?!\?))
   | (?P<operand>(?P<on>\w+)=(?P<space>[a-z]+)\.(?P<format>\w+)\[(?P<first>\d+):(?P<last>\d+)\]
       \+(?P<offset>\w+)(?P<dims>(?:\s*\[-?\d+,\d+\])*))
+  | (?P<pointer>(?P<pn>\w+)=(?P<ps>[a-z]+)\+(?P<pv>\w+))
   | (?P<field>(?P<fn>\w+)=(?P<fv>-?\w+))
     )(?=\s|$)""",
     re.VERBOSE,
@@ -73,6 +75,17 @@ def _operand(match):
     return AccessPattern(
         fmt, first, last - first, _number(match["offset"]), dims or ((0, 1),), space
     )
+
+
+def _point(cls, name, item, match, values):
+    """Make a field point to SBUF."""
+    if match["ps"] != "sbuf":
+        raise AsmError(f"{cls.mnemonic}.{name}: numbers lie in sbuf, not in {match['ps']!r}")
+    if item.pointer is None:
+        raise AsmError(f"{cls.mnemonic}.{name} is a number, it cannot point to SBUF")
+    if item.pointer in values:
+        raise AsmError(f"{cls.mnemonic}.{item.pointer} is given twice")
+    values[name], values[item.pointer] = _number(match["pv"]), 1
 
 
 def assemble_line(text):
@@ -109,7 +122,7 @@ def assemble_line(text):
             mode = UpdateMode.ADD if match["um"] == "+=" else UpdateMode.SET
             update = Update(int(match["us"]), mode, _number(match["uv"]))
             continue
-        name = match["on"] or match["fn"]
+        name = match["on"] or match["pn"] or match["fn"]
         if name in values:
             raise AsmError(f"{cls.mnemonic}.{name} is given twice")
         if match["operand"]:
@@ -121,7 +134,9 @@ def assemble_line(text):
             if item is None:
                 what = "is an operand" if name in operands else "is no field"
                 raise AsmError(f"{cls.mnemonic}: {name!r} {what} of it")
-            if item.values is not None and match["fv"] in item.values.__members__:
+            if match["pointer"]:
+                _point(cls, name, item, match, values)
+            elif item.values is not None and match["fv"] in item.values.__members__:
                 values[name] = int(item.values[match["fv"]])
             else:
                 values[name] = _number(match["fv"])

@@ -170,13 +170,13 @@ def check_word(word, engine, config):
         if space not in operand.spaces or (in_psum and space == Space.PSUM):
             raise _Illegal(ErrorCode.BAD_FIELD, first + _PATTERN_BIT["space"])
         in_psum |= space == Space.PSUM and not operand.writes
-    flags = {name: get(bit, item.width) for name, item, bit in cls.scalars}
+    scalars = {name: get(bit, item.width) for name, item, bit in cls.scalars}
     for name, item, first in cls.scalars:
-        value = flags[name]
-        if item.values is not None and value not in list(item.values):
+        scalar = scalars[name]
+        if item.values is not None and scalar not in list(item.values):
             raise _Illegal(ErrorCode.BAD_FIELD, first)
-        points = item.pointer is not None and flags[item.pointer]
-        if points and (value % SCALAR_BYTES or value >= config.sbuf_bytes):
+        points = item.pointer is not None and scalars[item.pointer]
+        if points and (scalar % SCALAR_BYTES or scalar >= config.sbuf_bytes):
             raise _Illegal(ErrorCode.BAD_FIELD, first)
     instruction = decode(word)
     if cls is DmaStart:
@@ -508,7 +508,8 @@ def cast_in(codes, fmt):
 
 def cast_out(bits, fmt, saturate):
     """Bits of binary32 as codes of a format. A NaN becomes its canonical one, with its sign."""
-    values = np.ascontiguousarray(bits).view(np.float32).astype(np.float64)
+    with np.errstate(invalid="ignore"):  # of NaNs that signal
+        values = np.ascontiguousarray(bits).view(np.float32).astype(np.float64)
     out = np.ascontiguousarray(fmt.encode(values, saturate=bool(saturate)))
     nan = np.isnan(values)
     if fmt.is_float and nan.any():

@@ -98,7 +98,8 @@ class AluOp(IntEnum):
 
     A NaN that an operation produces is the canonical one. Comparisons and logical operations give
     1.0 or 0.0. Bitwise operations take the elements' bits, extended by zeros to 32, and store the
-    low bits of the result.
+    low bits of the result; so does everything else in the same instruction: another operation takes
+    the 32 bits as a binary32 number.
     """
 
     BYPASS = 0
@@ -295,7 +296,7 @@ class Field:
     ``values`` (an :class:`IntEnum`) limits the legal codes; the hardware raises BAD_FIELD
     otherwise. ``pointer`` names the flag which, when set, makes the field the byte offset in SBUF
     of one binary32 number in each partition of the first source, instead of a number: it must then
-    be a multiple of 4 and lie in SBUF (BAD_FIELD otherwise).
+    be a multiple of 4 and lie in SBUF (BAD_FIELD otherwise), even if the instruction does nothing.
     """
 
     width: int
@@ -326,7 +327,7 @@ class Operand:
         The start partition must be 0.
     reduced : :class:`str` or ``None``
         Field that holds one less than the number of innermost dimensions that do not count when
-        its elements are compared with those of the first operand.
+        its elements are compared with those of the first operand, whatever their counts.
 
     Of two sources at most one may lie in PSUM (BAD_FIELD in the space of the second).
     """
@@ -643,9 +644,13 @@ class Instruction:
 
     def __str__(self):
         parts = [f"{name}={self.values[name]}" for name, _, _ in self.operands]
+        flags = {item.pointer for _, item, _ in self.scalars}
         for name, item, _ in self.scalars:
             value = self.values[name]
-            parts.append(f"{name}={item.values(value).name if item.values else hex(value)}")
+            if item.pointer is not None and self.values[item.pointer]:
+                parts.append(f"{name}=sbuf+{value:#x}")
+            elif name not in flags:
+                parts.append(f"{name}={item.values(value).name if item.values else hex(value)}")
         waits = "".join(f" {w}?" for w in self.waits if w.mode != WaitMode.NONE)
         update = f" {self.update}" if self.update.mode != UpdateMode.NONE else ""
         return f"{self.engine.name:4} {self.mnemonic} {' '.join(parts)}{waits}{update}".rstrip()
@@ -788,8 +793,9 @@ _CHIP = (Space.SBUF, Space.PSUM)
 class TensorTensor(Instruction, opcode=0x22, engines=(Engine.DVE,)):
     """``dst = src0 op src1``, element by element.
 
-    Elements are cast to binary32 as by :class:`TensorCopy`, and the result is cast to dst's format.
-    A bitwise operation takes and stores bits, without casts.
+    Elements are cast to binary32 as by :class:`TensorCopy`, and the result is cast to dst's format
+    (from binary32 and to it, too: there a cast changes only NaNs). A bitwise operation takes and
+    stores bits, without casts.
 
     Memory: sources SBUF or PSUM, not both PSUM; dst SBUF. Size: any; all have the same elements and
     partitions, start partitions may differ by whole quadrants. Cost: issue interval N elements.
@@ -852,8 +858,8 @@ class TensorReduce(Instruction, opcode=0x25, engines=(Engine.DVE,)):
 
     The elements of a row are numbered in order. Those of even number are combined one after the
     other, beginning with the operation's identity, and so are those of odd number; the result is
-    ``even op odd`` (a row of one element: ``even``). ``negate`` inverts its sign bit. Casts and
-    bits as :class:`TensorTensor`.
+    ``even op odd`` (a row of one element: ``even``). ``negate`` inverts bit 31 of it, the sign,
+    before it is cast or stored. Casts and bits as :class:`TensorTensor`.
 
     Memory: src SBUF or PSUM, dst SBUF. Size: any; dst has one element for each row of src and the
     same partitions. Cost: issue interval N elements of src.

@@ -21,7 +21,7 @@ def _table(header, rows):
     return "\n".join(lines)
 
 
-def _enum(cls):
+def _members(cls):
     """Members with the string literals that follow them in the source."""
     source = inspect.getsource(cls).splitlines()
     rows = []
@@ -32,7 +32,23 @@ def _enum(cls):
                 after = source[i + 1].strip() if i + 1 < len(source) else ""
                 meaning = after.strip('"') if after.startswith('"""') else ""
         rows.append((int(member), f"`{member.name}`", meaning))
-    return _table(("code", "name", "meaning"), rows)
+    return rows
+
+
+def _enum(cls):
+    """A table of the members."""
+    return _table(("code", "name", "meaning"), _members(cls))
+
+
+def _bits(first, width):
+    return f"{first}..{first + width - 1}" if width > 1 else str(first)
+
+
+def _operations():
+    """Of :class:`isa.AluOp`: codes, meanings, and what a reduction begins with."""
+    begins = {int(op): f"`{op.identity:#010x}`" for op in isa.ReduceOp}
+    rows = [[*row, begins.get(row[0], "")] for row in _members(isa.AluOp)]
+    return _table(("code", "name", "meaning", "a reduction begins with"), rows)
 
 
 def page():
@@ -104,7 +120,12 @@ def page():
         "",
         (
             "A count of zero, or no partitions, in any operand makes an instruction a no-op: it "
-            "completes and makes its update."
+            "completes and makes its update. At most one source of an instruction may lie in PSUM."
+        ),
+        "",
+        (
+            "A pointer is the byte offset in SBUF, a multiple of 4, of one binary32 number in each "
+            "partition of the first source. Without its flag the field is the number itself."
         ),
         "",
     ]
@@ -122,16 +143,19 @@ def page():
             access = "Written" if operand.writes else "Read"
             where = "/".join(s.name for s in operand.spaces)
             kinds = ", ".join(f.name for f in operand.formats)
-            rows.append(
-                (
-                    f"`{name}`",
-                    f"{bit}..{bit + isa.AP_BITS - 1}",
-                    f"{operand.meaning} {access}. {where}; {kinds}.",
-                )
-            )
+            if operand.formats == formats.FORMATS:
+                kinds = "any format"
+            meaning = f"{operand.meaning} {access}. {where}; {kinds}."
+            if operand.reduced:
+                meaning += f" Its `{operand.reduced} + 1` innermost dimensions are reduced."
+            rows.append((f"`{name}`", f"{bit}..{bit + isa.AP_BITS - 1}", meaning))
         for name, item, bit in cls.scalars:
-            unit = f" ({item.unit})" if item.unit else ""
-            rows.append((f"`{name}`", f"{bit}..{bit + item.width - 1}", item.meaning + unit))
+            meaning = item.meaning + (f" ({item.unit})" if item.unit else "")
+            if item.values is not None:
+                meaning += f" A code of `{item.values.__name__}`."
+            if item.pointer is not None:
+                meaning += f" A pointer if `{item.pointer}` is 1."
+            rows.append((f"`{name}`", _bits(bit, item.width), meaning))
         if rows:
             out += [_table(("field", "bits", "meaning"), rows), ""]
     out += [
@@ -151,8 +175,25 @@ def page():
         "## Codes",
         "",
     ]
-    for enum in (isa.Engine, isa.WaitMode, isa.UpdateMode, isa.Half, isa.Space, isa.ErrorCode):
+    for enum in (isa.Engine, isa.WaitMode, isa.UpdateMode, isa.Half, isa.Space):
         out += [f"### {enum.__name__}", "", _enum(enum), ""]
+    out += ["### AluOp", "", inspect.cleandoc(isa.AluOp.__doc__), "", _operations(), ""]
+    out += [
+        "### ReduceOp",
+        "",
+        "Those operations of `AluOp` that reduce; the table says with what they begin.",
+        "",
+        "### Function",
+        "",
+        inspect.cleandoc(isa.Function.__doc__),
+        "",
+        _enum(isa.Function),
+        "",
+        "### ErrorCode",
+        "",
+        _enum(isa.ErrorCode),
+        "",
+    ]
     out += [
         "### Error registers",
         "",

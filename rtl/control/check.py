@@ -164,7 +164,9 @@ class _Fixed(wiring.Component):
                     rules.append((bit, self.chosen[i] & wrong))
                 if item.pointer is not None:
                     value = fields[name]
-                    outside = value[:_SCALAR_LOG2].any() | (value >= config.sbuf_bytes)
+                    outside = value[:_SCALAR_LOG2].any() | (
+                        value[_SCALAR_LOG2:] >= config.sbuf_bytes >> _SCALAR_LOG2
+                    )
                     rules.append((bit, self.chosen[i] & fields[item.pointer] & outside))
             spaces = [bit + _PATTERN["space"] for _, item, bit in cls.operands if not item.writes]
             if len(spaces) > 1:
@@ -442,13 +444,15 @@ class Checker(wiring.Component):
     ==============  ================================================================================
     ILLEGAL_OPCODE  0: unknown, not for this queue, or engine field of another queue
     RESERVED_BITS   0
-    BAD_FIELD       the field. A semaphore number is checked only if its mode is not NONE; an
-                    operand in PSUM must have a format of four bytes (field: dtype)
+    BAD_FIELD       the field. A semaphore number is checked only if its mode is not NONE, a pointer
+                    only if its flag is set; an operand in PSUM must have a format of four bytes
+                    (field: dtype); of two sources one may lie in PSUM (field: space of the second)
     BAD_PARTITION   ``start_partition``. Nothing is checked if there are no partitions
     OUT_OF_RANGE    ``offset``. Nothing is checked if there are no elements or no partitions
     SIZE_MISMATCH   over the limit: ``count0`` of that operand; then elements that differ from those
-                    of the first operand: ``count0`` of the first; then partitions that differ (not
-                    in the tensor engine): ``num_partitions`` of the first
+                    of the first operand: ``count0`` of the first, for any of the others (what a
+                    reduction reduces is left out); then partitions that differ (not in the tensor
+                    engine): ``num_partitions`` of the first
     ==============  ================================================================================
 
     Parameters
@@ -469,8 +473,9 @@ class Checker(wiring.Component):
 
     Cost
     ----
-    Ten 16 x 16 multipliers: four for the reach of the dimensions, six for the number of elements;
-    one of 8 x 16 for the number of descriptors.
+    Ten 16 x 16 multipliers: four for the reach of the dimensions, six for the number of elements
+    that are compared; one of 8 x 16 for the number of descriptors. A comparison of 30 bits for each
+    pointer of each instruction.
     """
 
     LATENCY_CYCLES = FRAME_CYCLES + 6

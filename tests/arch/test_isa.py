@@ -144,9 +144,48 @@ def test_words_are_frozen():
     fill = isa.Memset(dst=AccessPattern(formats.INT8, 0, 1, 0, ((1, 1),)), value=0x80).encode()
     assert fill[0:2].hex() == "2102"
     assert fill[60:64].hex() == "80000000"
+    sbuf, psum = (AccessPattern(formats.FP32, 0, 4, 0, ((1, 8),), space) for space in Space)
+    both = isa.TensorTensor(dst=sbuf, src0=sbuf, src1=psum, op=isa.AluOp.LESS, saturate=1).encode()
+    assert both[0:2].hex() == "2202"
+    assert both[88:92].hex() == "01010000"
+    assert both[116:].hex() == "2d" + "00" * 11  # op, saturate
+    scalars = {"scalar0": 0x3F800000, "scalar1": 0x40, "scalar1_pointer": 1}
+    scalar = isa.TensorScalar(
+        dst=sbuf, src=sbuf, op0=isa.AluOp.ADD, op1=isa.AluOp.RIGHT_SHIFT, reverse0=1, **scalars
+    ).encode()
+    assert scalar[0:2].hex() == "2302"
+    word = 1 | 22 << 5 | 1 << 10 | 1 << 13 | 0x3F800000 << 14 | 0x40 << 46
+    assert scalar[88:] == word.to_bytes(40, "little")
+    three = isa.ScalarTensorTensor(
+        dst=sbuf, src0=sbuf, src1=sbuf, op0=isa.AluOp.MULTIPLY, op1=isa.AluOp.MAX, reverse1=1,
+        scalar0=0x80, scalar0_pointer=1, saturate=1,
+    ).encode()  # fmt: skip
+    assert three[0:2].hex() == "2402"
+    word = 3 | 4 << 5 | 1 << 11 | 1 << 12 | 0x80 << 13 | 1 << 45
+    assert three[116:] == word.to_bytes(12, "little")
+    reduce = isa.TensorReduce(dst=sbuf, src=sbuf, op=isa.ReduceOp.MAX, inner=2, negate=1).encode()
+    assert reduce[0:2].hex() == "2502"
+    assert reduce[88:].hex() == "c400" + "00" * 38
+    activation = isa.Activation(
+        dst=sbuf, src=psum, function=isa.Function.GELU, bias=0x20, bias_pointer=1,
+        scale=0x3F800000, alpha=0x80000000,
+    ).encode()  # fmt: skip
+    assert activation[0:2].hex() == "2801"
+    word = 15 | 1 << 7 | 0x3F800000 << 8 | 0x20 << 40 | 0x80000000 << 72
+    assert activation[88:] == word.to_bytes(40, "little")
     dma = isa.DmaStart(table=0x1280, first=1, engines_used=2, queue=3, count=4).encode()
     assert dma[0:2].hex() == "3004"
     assert dma[32:42].hex() == "80120000000102430000"
+
+
+def test_codes_are_frozen():
+    names = "BYPASS ADD SUBTRACT MULTIPLY MAX MIN ABS_MAX ABS_MIN EQUAL NOT_EQUAL GREATER_EQUAL "
+    names += "GREATER LESS_EQUAL LESS LOGICAL_AND LOGICAL_OR LOGICAL_XOR BITWISE_AND BITWISE_OR "
+    names += "BITWISE_XOR BITWISE_NOT LEFT_SHIFT RIGHT_SHIFT"
+    assert [op.name for op in isa.AluOp] == names.split()
+    assert list(isa.AluOp) == list(range(23))
+    assert [int(op) for op in isa.ReduceOp] == [1, 4, 5, 6, 7, 14, 15, 16, 17, 18, 19]
+    assert [int(f) for f in isa.Function] == [*range(6), *range(8, 28)]
 
 
 def test_descriptor_round_trips_and_is_frozen():

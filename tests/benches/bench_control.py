@@ -9,10 +9,12 @@ from makalu.rtl.arch import formats
 from makalu.rtl.arch.config import TINY as CONFIG
 from makalu.rtl.arch.isa import (
     AccessPattern,
+    Activation,
     DmaStart,
     Engine,
     ErrorCode,
     EventSemaphore,
+    Function,
     LoadStationary,
     Memset,
     Update,
@@ -38,6 +40,10 @@ def memset(value=0, **keywords):
     return Memset(dst=SBUF, value=value, **keywords)
 
 
+def activate(bias=0, **keywords):
+    return Activation(dst=SBUF, src=SBUF, function=Function.TANH, bias=bias, **keywords)
+
+
 def event(engine, **keywords):
     return EventSemaphore(engine=engine, **keywords)
 
@@ -54,17 +60,18 @@ class Bench:
         self.rng = generator(name)
         self.memory = bytearray(1 << 16)
         self.programs = {}
-        self.issued = {"pe": [], "dve": [], "dma": []}
+        self.issued = {"pe": [], "act": [], "dve": [], "dma": []}
 
     async def start(self):
         dut = self.dut
         zero = {
             name: 0
             for name in (
-                "pe__ready", "dve__ready", "dma_jobs__0__ready",
-                "pe_update__valid", "pe_update__payload", "dve_update__valid",
-                "dve_update__payload", "dma_update__0__valid", "dma_update__0__payload",
-                "dma_error__0", "pe_busy", "dve_busy", "dma_busy", "pe_events", "dve_events",
+                "pe__ready", "act__ready", "dve__ready", "dma_jobs__0__ready",
+                "pe_update__valid", "pe_update__payload", "act_update__valid",
+                "act_update__payload", "dve_update__valid", "dve_update__payload",
+                "dma_update__0__valid", "dma_update__0__payload", "dma_error__0", "pe_busy",
+                "act_busy", "dve_busy", "dma_busy", "pe_events", "act_events", "dve_events",
                 "sbuf_events", "dma_events",
             )
         }  # fmt: skip
@@ -82,8 +89,10 @@ class Bench:
             ):  # fmt: skip
                 channel.set_pause_generator(pauses(f"{self.name} {i}", self.pause))
         self.engines = [
-            cocotb.start_soon(self._engine("pe", "pe", "pe_update", "pe_busy")),
-            cocotb.start_soon(self._engine("dve", "dve", "dve_update", "dve_busy")),
+            *(
+                cocotb.start_soon(self._engine(name, name, f"{name}_update", f"{name}_busy"))
+                for name in ("pe", "act", "dve")
+            ),
             cocotb.start_soon(self._engine("dma", "dma_jobs__0", "dma_update__0", "dma_busy")),
         ]
         for _ in range(200):  # the semaphores are swept after a reset
@@ -187,7 +196,11 @@ async def every_queue(dut, pause):
         DmaStart(engine=Engine.SP, table=128 * i, engines_used=1, count=i, update=add(3))
         for i in range(9)
     ]
-    act = [event(Engine.ACT, waits=[Wait(1, WaitMode.GE, 2 * i)], update=add(4)) for i in range(9)]
+    act = []
+    for i in range(9):
+        waits = [Wait(1, WaitMode.GE, 2 * i)]
+        act.append(event(Engine.ACT, waits=waits, update=add(4)))
+        act.append(activate(i, update=add(6, 3)))
     pool = [event(Engine.POOL, update=add(5, 7)) for _ in range(9)]
     for engine, program in zip(
         (Engine.PE, Engine.DVE, Engine.SP, Engine.ACT, Engine.POOL),
@@ -195,14 +208,17 @@ async def every_queue(dut, pause):
     ):  # fmt: skip
         bench.program(engine, program)
     assert await bench.execute() == 2
-    for name, engine, program in (("pe", Engine.PE, pe), ("dve", Engine.DVE, dve)):
+    for name, engine, program in (
+        ("pe", Engine.PE, pe), ("act", Engine.ACT, act), ("dve", Engine.DVE, dve),
+    ):  # fmt: skip
         want = [
             (bench.base(engine) + 128 * i, int.from_bytes(word.encode(), "little"))
             for i, word in enumerate(program)
+            if not isinstance(word, EventSemaphore)
         ]
         assert bench.issued[name] == want
     assert bench.issued["dma"] == [(128 * i, i) for i in range(9)]
-    assert await bench.semaphores() == [0, 18, sum(range(18)), 9, 9, 63, 0, 0]
+    assert await bench.semaphores() == [0, 18, sum(range(18)), 9, 9, 63, 27, 0]
     assert await bench.read(counter_address("queue_pe_issued")) == 18
 
 
@@ -287,8 +303,8 @@ async def test_semaphores_from_all_sides_at_once(dut):
 
     bench.program(Engine.PE, storm(lambda u: load(update=u), 20))
     bench.program(Engine.DVE, storm(lambda u: memset(update=u), 20))
-    for engine in (Engine.ACT, Engine.POOL):
-        bench.program(engine, storm(lambda u, e=engine: event(e, update=u), 20))
+    bench.program(Engine.ACT, storm(lambda u: activate(update=u), 20))
+    bench.program(Engine.POOL, storm(lambda u: event(Engine.POOL, update=u), 20))
     bench.program(
         Engine.SP,
         storm(lambda u: DmaStart(engine=Engine.SP, table=0, engines_used=1, count=1, update=u), 8),

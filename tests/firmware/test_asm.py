@@ -68,6 +68,18 @@ def test_any_instruction_round_trips(instruction):
     assert assemble(disassemble(word))[0].encode() == word
 
 
+def test_scalars_in_sbuf_are_addresses():
+    tile = "sbuf.float32[0:4]+0x0[1,8]"
+    flags = "reverse0=0x0 reverse1=0x1 scalar0=sbuf+0x40 scalar1=0x40000000 saturate=0x0"
+    text = f"DVE  tensorscalar dst={tile} src={tile} op0=ADD op1=SUBTRACT {flags}"
+    instruction = assemble_line(text)
+    assert str(instruction) == text
+    assert (instruction.scalar0, instruction.scalar0_pointer) == (0x40, 1)
+    assert (instruction.scalar1, instruction.scalar1_pointer) == (0x40000000, 0)
+    spelled = text.replace("scalar0=sbuf+0x40", "scalar0_pointer=1 scalar0=64")
+    assert assemble_line(spelled) == instruction
+
+
 def test_a_program_round_trips():
     program = matmul_program(TINY, (9, 10), (10, 20), "fp32")
     for engine in Engine:
@@ -101,6 +113,13 @@ def test_blank_lines_and_comments():
         ("DVE memset dst=5", "'dst' is an operand"),
         ("DVE memset dst=sbuf.float32[0:4]+0x0[1,4] value=many", "'many' is not a number"),
         ("DVE loadstationary src=sbuf.float32[0:4]+0x0[1,4]", "runs on PE"),
+        ("DVE memset dst=sbuf.float32[0:4]+0x0[1,4] value=sbuf+0x40", "cannot point to SBUF"),
+        ("DVE tensorscalar scalar0=psum+0x40", "numbers lie in sbuf, not in 'psum'"),
+        ("DVE tensorscalar scalar0=sbuf+far", "'far' is not a number"),
+        ("DVE tensorscalar scalar0=sbuf+4 scalar0=5", "scalar0 is given twice"),
+        ("DVE tensorscalar scalar0_pointer=1 scalar0=sbuf+4", "scalar0_pointer is given twice"),
+        ("DVE tensorscalar src=sbuf+4", "'src' is an operand"),
+        ("DVE tensorscalar op0=PLUS", "'PLUS' is not a number"),
         ("PE eventsemaphore what is this", "cannot read 'what is this'"),
         ("PE eventsemaphore $S[1]>=1? $S[2]>=1? $S[3]>=1?", "two waits, not 3"),
         ("PE eventsemaphore $S[1]+=1 $S[2]+=1", "one update"),

@@ -13,8 +13,10 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from makalu.rtl.arch import formats
 from makalu.rtl.arch.isa import (
+    BITWISE_OPS,
     WORD_BYTES,
     AccessPattern,
+    AluOp,
     Descriptor,
     DescriptorSide,
     DmaStart,
@@ -23,8 +25,13 @@ from makalu.rtl.arch.isa import (
     LoadStationary,
     MatmulMoving,
     Memset,
+    ReduceOp,
+    ScalarTensorTensor,
     Space,
     TensorCopy,
+    TensorReduce,
+    TensorScalar,
+    TensorTensor,
     Update,
     UpdateMode,
     Wait,
@@ -78,6 +85,13 @@ SPECIAL = np.array(
         0xFF800000, 0x7FC00000, 0xFFC00000, 0x7F800001, 0x7FA00000, 0xFFFFFFFF, 0x3F800000,
         0x3F801000, 0x3F800FFF, 0x7F807F80, 0x00017C00, 0xFC007BFF, 0x80010001, 0x7E7F7C7B,
     ],
+    np.uint32,
+)  # fmt: skip
+
+
+SCALARS = np.array(
+    [0, 0x80000000, 1, 0x3F800000, 0xBF800000, 0x40490FDB, 0x00800000, 0x7F7FFFFF, 0x7F800000,
+     0xFF800000, 0x7FC00000, 0xFFC12345, 0x7F800001, 0x33800000, 3, 31, 32, 0xFFFFFFFF],
     np.uint32,
 )  # fmt: skip
 
@@ -312,6 +326,103 @@ class _Builder:
         value = int(rng.integers(1 << 32))
         self.emit(Memset(dst=dst, value=value), VECTOR, [], self.bytes_of(dst))
 
+    def sources(self, count, partitions, n):
+        """Patterns of ``n`` elements, at most one of them in PSUM."""
+        spaces = [Space.SBUF] * count
+        if self.chance(0.5):
+            spaces[int(self.rng.integers(count))] = Space.PSUM
+        found = []
+        for space in spaces:
+            fmt = self.pick([f for f in formats.FORMATS if space == Space.SBUF or f.bytes == 4])
+            found.append(self.pattern(fmt, space, partitions, n, injective=self.chance(0.7)))
+        return found
+
+    def scalar(self, name, like, values):
+        """Fill in a scalar: a number, or numbers in SBUF. Returns the bytes that are read."""
+        rng = self.rng
+        flag = values[f"{name}_pointer"] = int(self.chance(0.4))
+        if not flag:
+            any_number = np.float32(rng.standard_normal() * 4).view(np.uint32)
+            values[name] = int(self.pick((any_number, any_number, rng.choice(SCALARS))))
+            return np.empty(0, np.int64)
+        values[name] = 4 * int(rng.integers(0, self.config.sbuf_bytes // 4))
+        return self.bytes_of(replace(
+            like, dtype=formats.FP32, space=Space.SBUF, offset=values[name], dims=((0, 1),)
+        ))  # fmt: skip
+
+    def operation(self):
+        """An operation, one on bits less often than the others."""
+        return int(self.pick(BITWISE_OPS if self.chance(0.1) else tuple(AluOp)))
+
+    def arithmetic(self, cls, count, scalars=0):
+        """An instruction of ``count`` sources and ``scalars`` scalars."""
+        partitions, n = int(self.rng.integers(1, self.config.partitions + 1)), self.vector_size()
+        ops = [name for name, item, _ in cls.scalars if item.values is AluOp]
+        while True:
+            found = self.sources(count, partitions, n)
+            if len({ap.elements for ap in found}) > 1:
+                continue
+            # The result may go where a source was, element by element.
+            in_place = [ap for ap in found if ap.space == Space.SBUF and self.distinct(ap)]
+            if in_place and self.chance(0.25):
+                dst = self.pick(in_place)
+            else:
+                fmt = self.pick(formats.FORMATS)
+                dst = self.pattern(fmt, Space.SBUF, partitions, n, injective=self.chance(0.9))
+            values = {name: self.operation() for name in ops}
+            values |= {f"reverse{i}": int(self.chance(0.4)) for i in range(len(ops))
+                       if "op0" in ops}  # fmt: skip
+            reads = [self.bytes_of(ap) for ap in found if ap != dst]
+            reads += [self.scalar(f"scalar{i}", found[0], values) for i in range(scalars)]
+            writes = self.bytes_of(dst)
+            apart = not np.isin(np.concatenate([*reads, np.empty(0, np.int64)]), writes).any()
+            if dst.elements == found[0].elements and apart:
+                break
+        names = [name for name, operand, _ in cls.operands if not operand.writes]
+        values |= dict(zip(names, found, strict=True))
+        values |= {"dst": dst, "saturate": int(self.chance(0.5))}
+        reads = np.concatenate([*reads, *(writes for ap in found if ap == dst)])
+        self.emit(cls(**values), VECTOR, reads.astype(np.int64), writes)
+
+    def distinct(self, ap):
+        """Whether no two elements of a pattern share a byte."""
+        size = ap.elements * ap.num_partitions * ap.dtype.bytes
+        return len(self.bytes_of(ap)) == size
+
+    def two_tensors(self):
+        self.arithmetic(TensorTensor, 2)
+
+    def two_scalars(self):
+        self.arithmetic(TensorScalar, 1, 2)
+
+    def two_tensors_and_scalar(self):
+        self.arithmetic(ScalarTensorTensor, 2, 1)
+
+    def reduce(self):
+        rng = self.rng
+        partitions = int(rng.integers(1, self.config.partitions + 1))
+        while True:
+            (src,) = self.sources(1, partitions, self.vector_size())
+            inner = int(rng.integers(0, min(len(src.dims) + 1, 4)))
+            rows = int(np.prod([count for _, count in src.dims[inner + 1 :]]))
+            dst = self.pattern(
+                self.pick(formats.FORMATS), Space.SBUF, partitions, rows or 1,
+                injective=self.chance(0.9),
+            )  # fmt: skip
+            if not rows:
+                dst = replace(dst, dims=(*dst.dims[:3], (1, 0)))
+            reads, writes = self.bytes_of(src), self.bytes_of(dst)
+            if dst.elements == rows and not np.isin(reads, writes).any():
+                break
+        # Rows without elements leave the results as they are.
+        writes = writes if src.elements else np.empty(0, np.int64)
+        on_bits = [op for op in ReduceOp if AluOp(op) in BITWISE_OPS]
+        op = int(self.pick(on_bits if self.chance(0.15) else list(ReduceOp)))
+        flags = {name: int(self.chance(0.4)) for name in ("negate", "saturate")}
+        self.emit(
+            TensorReduce(dst=dst, src=src, op=op, inner=inner, **flags), VECTOR, reads, writes
+        )
+
     # DMA ------------------------------------------------------------------------------------------
 
     def side(self, in_sbuf, size, n, *, injective):
@@ -399,8 +510,9 @@ def random_program(rng, config, length):
     """An :class:`Image` of about ``length`` instructions that do something."""
     builder = _Builder(rng, config)
     weights = {
-        builder.load: 2, builder.matmul: 4, builder.copy: 4, builder.fill: 1, builder.dma: 4,
-        builder.handshake: 0.7,
+        builder.load: 2, builder.matmul: 4, builder.copy: 2, builder.fill: 1, builder.dma: 4,
+        builder.handshake: 0.7, builder.two_tensors: 1.5, builder.two_scalars: 1.5,
+        builder.two_tensors_and_scalar: 1.5, builder.reduce: 1.5,
     }  # fmt: skip
     actions = list(weights)
     p = np.array(list(weights.values()))

@@ -9,16 +9,17 @@ __all__ = ["compare", "digests", "fill"]
 
 
 def fill(machine, core, image, rng):
-    """Give both the program and the same contents of all memories."""
+    """Give both, or the core alone, the program and the same contents of all memories."""
     config = core.config
     core.hbm[: len(image.raw)] = np.frombuffer(image.raw, np.uint8)
     core.hbm[DATA:] = contents(rng, HBM_BYTES - DATA)
     core.sbuf[:] = contents(rng, core.sbuf.size).reshape(core.sbuf.shape)
     core.psum[:] = contents(rng, core.psum.size).reshape(core.psum.shape)
     assert core.sbuf.shape == (config.partitions, config.sbuf_bytes)
-    machine.hbm_write(0, core.hbm.tobytes())
-    machine.sbuf_write(core.sbuf)
-    machine.psum_write(core.psum)
+    if machine is not None:
+        machine.hbm_write(0, core.hbm.tobytes())
+        machine.sbuf_write(core.sbuf)
+        machine.psum_write(core.psum)
 
 
 def _memories(machine):

@@ -6,7 +6,19 @@ import numpy as np
 import pytest
 from makalu.rtl.arch.config import TINY
 from makalu.rtl.arch.formats import BF16, FP32
-from makalu.rtl.arch.isa import AccessPattern, LoadStationary, MatmulMoving, Space, decode
+from makalu.rtl.arch.isa import (
+    INSTRUCTIONS,
+    AccessPattern,
+    AluOp,
+    LoadStationary,
+    MatmulMoving,
+    ReduceOp,
+    ScalarTensorTensor,
+    Space,
+    TensorReduce,
+    TensorScalar,
+    decode,
+)
 from makalu.sim.golden import GoldenCore
 from programs import HBM_BYTES, Image, random_program
 from runs import compare, fill
@@ -100,15 +112,53 @@ def test_the_generator_makes_empty_tiles(seed):
 
 def test_the_generator_reaches_every_instruction_and_format(seed):
     mnemonics, formats, windows = set(), set(), set()
-    for number in range(60):
+    ops, pointers, in_place, rows = set(), set(), set(), set()
+    for number in range(200):
         image = random_program(np.random.default_rng([seed, 99, number]), TINY, 30)
         for at in range(0, 128 * len(image.instructions), 128):
             instruction = decode(image.raw[at : at + 128])
             mnemonics.add(instruction.mnemonic)
             for name, _, _ in instruction.operands:
                 formats.add((instruction.mnemonic, name, instruction.values[name].dtype.name))
+            for name, item, _ in instruction.scalars:
+                if item.values in (AluOp, ReduceOp):
+                    ops.add((instruction.mnemonic, name, instruction.values[name]))
+            flags = [v for n, v in instruction.values.items() if n.endswith("_pointer")]
+            if flags:
+                pointers.add((type(instruction), *flags))
+            operands = [instruction.values[name] for name, _, _ in instruction.operands]
+            if len(operands) > 1 and operands[0] in operands[1:]:
+                in_place.add(instruction.mnemonic)
+            if isinstance(instruction, TensorReduce):
+                rows.add(instruction.inner)
         for descriptor in image.descriptors:
             windows.add((descriptor.src.address >> 40, descriptor.dst.address >> 40))
-    assert len(mnemonics) == 6
+    # All but those of the scalar engine
+    assert len(mnemonics) == len(INSTRUCTIONS) - 1
     assert windows == {(0, 0), (0, 1), (1, 0), (1, 1)}
-    assert len(formats) == 8 + 8 + 1 + 14 + 14 + 14
+    assert len(formats) == 8 + 8 + 1 + 14 * (2 + 1 + 3 + 2 + 3 + 2)
+    assert ops >= {(cls.mnemonic, name, int(op)) for cls in INSTRUCTIONS.values()
+                   for name, item, _ in cls.scalars if item.values in (AluOp, ReduceOp)
+                   for op in item.values}  # fmt: skip
+    assert pointers == {
+        (TensorScalar, 0, 0), (TensorScalar, 0, 1), (TensorScalar, 1, 0), (TensorScalar, 1, 1),
+        (ScalarTensorTensor, 0), (ScalarTensorTensor, 1),
+    }  # fmt: skip
+    assert in_place == {"tensortensor", "tensorscalar", "scalartensortensor"}
+    assert rows == {0, 1, 2, 3}
+
+
+def test_any_order_that_the_semaphores_allow_gives_the_same_bytes(seed):
+    for number in range(60):
+        rng = np.random.default_rng([seed, 97, number])
+        image = random_program(rng, TINY, 25)
+        core, found = GoldenCore(TINY, HBM_BYTES), []
+        for shuffle in (None, 0, 1, 2):
+            core.reset()
+            core.shuffle = shuffle
+            fill(None, core, image, np.random.default_rng([seed, number]))
+            core.run(image.queues)
+            found.append([memory.copy() for memory in (core.sbuf, core.psum, core.hbm)])
+        for other in found[1:]:
+            for seen, expected in zip(other, found[0], strict=True):
+                assert np.array_equal(seen, expected), f"program {number} of seed {seed}"

@@ -1,5 +1,6 @@
 """The checker against the contract: every error of every field, boundaries, random words."""
 
+import math
 import random
 from dataclasses import replace
 
@@ -17,7 +18,6 @@ from makalu.rtl.arch.isa import (
     DmaStart,
     Engine,
     ErrorCode,
-    Half,
     MatmulMoving,
     Space,
     TensorCopy,
@@ -119,6 +119,9 @@ def expected(word, queue, config):
         value = get(word, bit, item.width)
         if item.values is not None and value not in list(item.values):
             bad_fields.append(bit)
+        points = item.pointer is not None and get(word, *_scalar(cls, item.pointer))
+        if points and value not in range(0, config.sbuf_bytes, 4):
+            bad_fields.append(bit)
         if cls is DmaStart:
             first = get(word, *_scalar(cls, "first"))
             wrong = {
@@ -130,13 +133,15 @@ def expected(word, queue, config):
             }[name]
             if wrong:
                 bad_fields.append(bit)
-    aps = []
+    aps, sources_in_psum = [], 0
     for _, operand, bit in cls.operands:
         ap = {name: get(word, bit + b, w) for name, (b, w) in PATTERN_BITS.items()}
         formats = [fmt for fmt in operand.formats if fmt.code == ap["dtype"]]
         if not formats or (ap["space"] == Space.PSUM and formats[0].bytes != 4):
             bad_fields.append(bit + PATTERN_BITS["dtype"][0])
-        if ap["space"] not in list(operand.spaces):
+        sources_in_psum += ap["space"] == Space.PSUM and not operand.writes
+        second = ap["space"] == Space.PSUM and not operand.writes and sources_in_psum > 1
+        if ap["space"] not in list(operand.spaces) or second:
             bad_fields.append(bit + PATTERN_BITS["space"][0])
         aps.append((ap, operand, bit, formats[0] if formats else None))
     if bad_fields:
@@ -156,14 +161,14 @@ def expected(word, queue, config):
         if count and (start not in allowed or start + count > config.rows):
             return ErrorCode.BAD_PARTITION, bit + PATTERN_BITS["start_partition"][0]
 
-    elements = []
+    elements, compared = [], []
     for ap, operand, bit, fmt in aps:
         counts = [ap[f"count{i}"] for i in range(4)]
         steps = [(ap[f"step{i}"] ^ 1 << 15) - (1 << 15) for i in range(4)]
-        total = 1
-        for count in counts:
-            total *= count
+        total = math.prod(counts)
         elements.append(total)
+        first = 0 if operand.reduced is None else 1 + get(word, *_scalar(cls, operand.reduced))
+        compared.append(math.prod(counts[first:]))
         if total == 0 or ap["num_partitions"] == 0:
             continue
         corners = [
@@ -186,7 +191,7 @@ def expected(word, queue, config):
         limit = {"cols": config.cols, "bank": config.psum_bank_bytes // 4, None: total}
         if total > limit[operand.limit]:
             return ErrorCode.SIZE_MISMATCH, bit + PATTERN_BITS["count0"][0]
-    if any(total != elements[0] for total in elements):
+    if any(total != compared[0] for total in compared):
         return ErrorCode.SIZE_MISMATCH, BODY_BIT + PATTERN_BITS["count0"][0]
     partitions = {ap["num_partitions"] for ap, *_ in aps}
     if len(partitions) > 1 and Engine.PE not in cls.engines:
@@ -206,41 +211,57 @@ def _scalar(cls, name):
     return next((bit, item.width) for n, item, bit in cls.scalars if n == name)
 
 
+def split(n, places, rng):
+    """``n`` as a product of up to two counts: each with its place, of ``places``."""
+    chosen = rng.sample(places, min(2, len(places)))
+    outer = rng.choice([d for d in range(1, n + 1) if n % d == 0]) if len(chosen) > 1 else 1
+    return dict(zip(chosen, (n // outer, outer), strict=False))
+
+
 def legal_word(cls, engine, config, rng):
     """A legal instruction with random values."""
     used = rng.randint(1, config.dma_engines)
     scalars = {
-        "half": rng.choice(list(Half)),
         # Room for as many descriptors as any count of engines would have.
         "table": rng.randrange((1 << 33) - 255 * 0xFFFF) * 128,
         "first": rng.randint(0, config.dma_engines - used),
         "engines_used": used,
         "queue": rng.randrange(config.dma_queues),
     }
+    elements = rng.randint(1, min(config.cols, config.psum_bank_bytes // 4))
+    if any(operand.reduced for _, operand, _ in cls.operands):
+        scalars["inner"] = rng.randrange(4)
+        elements = 1 if scalars["inner"] == 3 else elements
     word = 0
     for name, item, bit in cls.scalars:
-        value = scalars.get(name, rng.randrange(1 << item.width))
-        word = put(word, bit, item.width, value)
-    elements = rng.randint(1, min(config.cols, config.psum_bank_bytes // 4))
+        any_value = rng.randrange(1 << item.width) if item.values is None else rng.choice(
+            list(item.values)
+        )  # fmt: skip
+        # Flags come before the pointers that they make.
+        if item.pointer is not None and get(word, *_scalar(cls, item.pointer)):
+            any_value = rng.randrange(0, config.sbuf_bytes, 4)
+        word = put(word, bit, item.width, scalars.get(name, any_value))
     partitions = rng.choice([1, config.quadrant, 2 * config.quadrant, config.rows])
+    psum_is_free = True
     for _, operand, bit in cls.operands:
-        space = rng.choice(operand.spaces)
+        space = rng.choice([s for s in operand.spaces if psum_is_free or s != Space.PSUM])
+        psum_is_free &= operand.writes or space != Space.PSUM
         fmt = rng.choice([f for f in operand.formats if space == Space.SBUF or f.bytes == 4])
         unit = config.rows if partitions > 2 * config.quadrant else max(partitions, config.quadrant)
         start = 0 if operand.start_zero else rng.randrange(0, config.rows, unit)
         size = config.psum_bytes if space == Space.PSUM else config.sbuf_bytes
         span = config.psum_bank_bytes if operand.one_bank else size
-        room = span // fmt.bytes
-        # Up to two dimensions with a step of either sign, in any of the four places.
-        divisors = [d for d in range(1, elements + 1) if elements % d == 0]
-        outer = rng.choice(divisors)
-        inner = elements // outer
-        places = rng.sample(range(4), 2)
-        steps, counts = [rng.randrange(1 << 16) for _ in range(4)], [1] * 4
-        reach_left = room - 1
-        low = 0
-        for place, count in zip(places, (inner, outer), strict=True):
-            counts[place] = count
+        # Up to two dimensions with a step of either sign, in any of the places.
+        if operand.reduced is None:
+            counts = split(elements, range(4), rng)
+        else:
+            inner = scalars[operand.reduced] + 1
+            row = split(rng.randint(1, span // fmt.bytes // elements), range(inner), rng)
+            counts = row | split(elements, range(inner, 4), rng)
+        counts = [counts.get(place, 1) for place in range(4)]
+        steps = [rng.randrange(1 << 16) for _ in range(4)]
+        reach_left, low = span // fmt.bytes - 1, 0
+        for place, count in enumerate(counts):
             if count > 1:
                 most = min(reach_left // (count - 1), 32767)
                 step = rng.randint(0, most)
@@ -300,6 +321,15 @@ def mutations(word, cls, queue, config, rng):
         if item.values is not None:
             for value in set(range(1 << item.width)) - set(item.values):
                 yield name, queue, put(word, bit, item.width, value), (field, bit)
+        if item.pointer is not None:
+            size, flag = config.sbuf_bytes, _scalar(cls, item.pointer)
+            number, pointer = put(word, *flag, 0), put(word, *flag, 1)
+            wrongs = [1, 2, 3, size - 3, size - 2, size - 1, size, size + 1, size + 4, 2 * size]
+            wrongs += [1 << 31, (1 << 32) - 4, (1 << 32) - 1]
+            for value in (0, 4, size - 4, *wrongs):
+                yield f"{name} {value}", queue, put(number, bit, item.width, value), LEGAL
+                want = (field, bit) if value in wrongs else LEGAL
+                yield f"{name} at {value}", queue, put(pointer, bit, item.width, value), want
 
     for index, (name, operand, bit) in enumerate(cls.operands):
 
@@ -408,6 +438,61 @@ def mutations(word, cls, queue, config, rng):
         yield f"{name} no partitions", queue, far, LEGAL if legal else others
         if len(cls.operands) < 2:
             yield f"{name} no elements", queue, change(offset=0xFFFFFFFF, count2=0), LEGAL
+
+    sources = [bit for _, operand, bit in cls.operands if not operand.writes]
+    if len(sources) > 1:
+        fp32 = next(fmt.code for fmt in FORMATS if fmt.bytes == 4)
+        both = word
+        for bit in sources:
+            flat = {"space": Space.PSUM, "dtype": fp32, "offset": 0}
+            flat |= {f"step{i}": 0 for i in range(4)}
+            for member, value in flat.items():
+                both = put_pattern(both, bit, member, value)
+        space = sources[1] + PATTERN_BITS["space"][0]
+        yield "both sources in PSUM", queue, both, (field, space)
+        # What comes after it in the order of errors, or in the word
+        worse = put_pattern(both, sources[0], "offset", 1)
+        yield "both in PSUM, one outside", queue, worse, (field, space)
+        for bit in sources:
+            one = put_pattern(both, bit, "space", Space.SBUF)
+            yield "one source in PSUM", queue, one, LEGAL
+        # Elements come before partitions, whichever operand they are of.
+        others = config.rows if get(word, sources[0] + 32, 16) == 1 else 1
+        wrong = put_pattern(word, sources[0], "num_partitions", others)
+        wrong = put_pattern(wrong, sources[0], "start_partition", 0)
+        wrong = put_pattern(wrong, sources[1], "count1", 0)
+        count = (ErrorCode.SIZE_MISMATCH, BODY_BIT + PATTERN_BITS["count0"][0])
+        yield "partitions of one, elements of the other", queue, wrong, count
+
+    for index, (name, operand, bit) in enumerate(cls.operands):
+        if operand.reduced is None:
+            continue
+        assert index
+        dst, mismatch = cls.operands[0][2], (
+            ErrorCode.SIZE_MISMATCH, BODY_BIT + PATTERN_BITS["count0"][0]
+        )  # fmt: skip
+        for reduced in range(1, 5):
+            one = put(word, *_scalar(cls, operand.reduced), reduced - 1)
+            for base in (dst, bit):
+                for i in range(4):
+                    one = put_pattern(one, base, f"count{i}", 1)
+                    one = put_pattern(one, base, f"step{i}", 0)
+            yield f"{name} one row of {reduced} dimensions", queue, one, LEGAL
+            for i in range(4):
+                for value in (0, 2, 0xFFFF):
+                    many = put_pattern(one, bit, f"count{i}", value)
+                    what = f"{name} count{i} {value}, {reduced} dimensions reduced"
+                    yield what, queue, many, LEGAL if i < reduced else mismatch
+                    # As many results: what counts is one side's product or both.
+                    same = put_pattern(many, dst, "count2", value)
+                    yield f"{what}, in dst too", queue, same, mismatch if i < reduced else LEGAL
+                nothing = put_pattern(one, bit, f"count{i}", 0)
+                far = put_pattern(nothing, bit, "offset", 0xFFFFFFFF)
+                yield f"{name} nothing, anywhere", queue, far, LEGAL if i < reduced else mismatch
+            huge = put_pattern(one, bit, "count0", 0xFFFF)
+            huge = put_pattern(huge, bit, "step0", 0x7FFF)
+            outside = ErrorCode.OUT_OF_RANGE, bit + PATTERN_BITS["offset"][0]
+            yield f"{name} a row beyond the end", queue, huge, outside
 
     if cls is DmaStart:
         bits = {name: (bit, item.width) for name, item, bit in cls.scalars}

@@ -12,14 +12,17 @@ from makalu.rtl.arch.config import SMALL, TINY, TRN
 from makalu.rtl.arch.isa import (
     INSTRUCTIONS,
     AccessPattern,
+    Activation,
     DmaStart,
     Engine,
     ErrorCode,
     EventSemaphore,
+    Function,
     LoadStationary,
     MatmulMoving,
     Memset,
     Space,
+    TensorTensor,
     Update,
     UpdateMode,
     Wait,
@@ -32,6 +35,8 @@ from makalu.rtl.control.fetch import BEATS
 from makalu.rtl.control.queue import InstructionStore
 from makalu.sim import golden
 
+ENGINES = [Engine.PE, Engine.ACT, Engine.DVE]
+"""Queues whose instructions go to an engine."""
 GE, EQ = WaitMode.GE, WaitMode.EQ
 ADD, SET = UpdateMode.ADD, UpdateMode.SET
 
@@ -56,6 +61,14 @@ def memset(value=0, **keywords):
     return Memset(dst=sbuf(), value=value, **keywords)
 
 
+def activate(bias=0, **keywords):
+    return Activation(dst=sbuf(), src=sbuf(), function=Function.EXP, bias=bias, **keywords)
+
+
+def start_dma(table=0, count=1, **keywords):
+    return DmaStart(engine=Engine.ACT, table=table, engines_used=1, count=count, **keywords)
+
+
 def add(semaphore, value=1):
     return Update(semaphore, ADD, value)
 
@@ -74,7 +87,11 @@ def test_runs_a_program_on_all_queues_in_order(pauses, lag, bench):
     b.lag = lag
     b.program(Engine.PE, [load() if i % 2 else matmul(update=add(1)) for i in range(20)])
     b.program(Engine.DVE, [memset(i, update=add(2)) for i in range(20)])
-    b.program(Engine.ACT, [event(Engine.ACT, waits=[ge(1, i)], update=add(3)) for i in range(10)])
+    b.program(
+        Engine.ACT,
+        [activate(i, update=add(3)) if i % 3 else event(Engine.ACT, waits=[ge(1, i)], update=add(3))
+         for i in range(10)],
+    )  # fmt: skip
     b.program(Engine.POOL, [event(Engine.POOL, update=add(4, 2)) for i in range(10)])
     b.program(
         Engine.SP,
@@ -93,10 +110,68 @@ def test_runs_a_program_on_all_queues_in_order(pauses, lag, bench):
 
     b.run(test)
     assert b.pcs("pe") == [b.base_of(Engine.PE) + 128 * i for i in range(20)]
+    assert b.pcs("act") == [b.base_of(Engine.ACT) + 128 * i for i in range(10) if i % 3]
     assert b.pcs("dve") == [b.base_of(Engine.DVE) + 128 * i for i in range(20)]
     for _, _, pc, word in b.issued:
         assert word == int.from_bytes(b.memory[pc], "little")
     assert [job[3:5] for job in b.jobs] == [(i * 128, i) for i in range(10)]
+
+
+def test_activations_and_dma_starts_of_one_queue_keep_their_order(bench):
+    b = bench(pauses=0.3)
+    n = 8
+    # Two of each, in every order; the second half waits for all that the first half did.
+    program = []
+    for i in range(n):
+        waits = [ge(1, n), ge(2, n)] if i == n // 2 else []
+        pair = [activate(i, update=add(1, 2)), start_dma(128 * i, i % 3, update=add(2, 2))]
+        program += pair[:: 1 if i % 2 else -1]
+        program[-2] = program[-2].replace(waits=waits)
+    b.program(Engine.ACT, program)
+
+    async def test(ctx):
+        assert (await b.execute(ctx))["done"]
+        assert [await b.semaphore(ctx, i) for i in (1, 2)] == [2 * n, 2 * n]
+        assert (await b.queue(ctx, Engine.ACT))["issued"] == 2 * n
+
+    b.run(test)
+    place = {"act": [i for i, word in enumerate(program) if isinstance(word, Activation)]}
+    place["dma"] = [i for i in range(2 * n) if i not in place["act"]]
+    assert b.pcs("act") == [b.base_of(Engine.ACT) + 128 * i for i in place["act"]]
+    assert [table for _, _, _, table, _, _ in b.jobs] == [128 * i for i in range(n)]
+    activated = dict(zip(place["act"], b.cycles("act"), strict=True))
+    begun = dict(zip(place["dma"], (cycle for cycle, *_ in b.jobs), strict=True))
+    for i, cycle in begun.items():
+        before = [activated[j] for j in place["act"] if j < i]
+        assert not before or max(before) < cycle
+    first = min(cycle for i, cycle in [*activated.items(), *begun.items()] if i >= n)
+    done = sorted(cycle for cycle, *_ in b.updated)
+    assert first > done[n - 1]
+
+
+@pytest.mark.parametrize("blocked", ["act", "dma0"])
+def test_what_one_port_of_a_queue_does_not_take_holds_back_the_other(blocked, bench):
+    b = bench(latency=5)
+    first, then = [activate(i) for i in range(6)], [start_dma(128 * i) for i in range(8)]
+    if blocked == "dma0":
+        first, then = then, first
+    b.hung = {blocked}
+    b.program(Engine.ACT, first + then)
+
+    async def test(ctx):
+        await b.write(ctx, "watchdog", 100)
+        assert (await b.execute(ctx))["error"]
+        error = await b.error(ctx)
+        assert (error["code"], error["source"]) == (ErrorCode.WATCHDOG, Engine.ACT)
+        queue = await b.queue(ctx, Engine.ACT)
+        assert queue["state"] == "waiting_engine"
+        assert queue["issued"] < len(first)
+        b.hung.clear()
+        await b.reset(ctx)
+        await runs_clean(b, ctx)
+
+    b.run(test)
+    assert len(b.jobs if blocked == "act" else b.cycles("act")) == (0 if blocked == "act" else 2)
 
 
 # Waits and rate -----------------------------------------------------------------------------------
@@ -233,7 +308,7 @@ def test_done_waits_for_dma_that_updates_nothing(job_pauses, bench):
     assert len(b.jobs) == 3
 
 
-@pytest.mark.parametrize("engine", [Engine.PE, Engine.DVE], ids=lambda engine: engine.name)
+@pytest.mark.parametrize("engine", ENGINES, ids=lambda engine: engine.name)
 def test_done_waits_for_an_engine_that_updates_nothing(engine, bench):
     b = bench(latency=5, delays=(80, 80))
     b.program(engine, [good(engine, 0)])
@@ -283,6 +358,14 @@ ILLEGAL = {
         Engine.PE, MatmulMoving(dst=psum(3), src=sbuf(4)),
         ErrorCode.SIZE_MISMATCH, at(MatmulMoving, "dst", "count0"),
     ),
+    "pointer": (
+        Engine.ACT, activate(bias=2, bias_pointer=1),
+        ErrorCode.BAD_FIELD, next(bit for name, _, bit in Activation.scalars if name == "bias"),
+    ),
+    "both_sources_in_psum": (
+        Engine.DVE, TensorTensor(dst=sbuf(), src0=psum(), src1=psum()),
+        ErrorCode.BAD_FIELD, at(TensorTensor, "src1", "space"),
+    ),
 }  # fmt: skip
 
 
@@ -292,6 +375,8 @@ def good(engine, i, update=None):
         return load(update=update)
     if engine == Engine.DVE:
         return memset(i, update=update)
+    if engine == Engine.ACT:
+        return activate(i, update=update)
     return event(engine, update=update)
 
 
@@ -329,7 +414,7 @@ def test_illegal_instructions_stop_their_queue_and_are_reported(bench):
                 for _ in range(30):
                     await ctx.tick()
                 assert await b.semaphore(ctx, 1) == position
-                if engine in (Engine.PE, Engine.DVE):
+                if engine in ENGINES:
                     assert len(b.issued) - first == position
                 await b.reset(ctx)
                 assert await b.error(ctx) == {
@@ -505,6 +590,7 @@ def test_semaphore_overflow_names_its_source(bench):
     dma = DmaStart(engine=Engine.SP, table=0, engines_used=1, count=0, update=add(6, 2))
     cases = [
         (Engine.PE, [load(update=add(6, 2))], Engine.PE, 0),
+        (Engine.ACT, [activate(update=add(6, 2))], Engine.ACT, 0),
         (Engine.DVE, [memset(update=add(6, 2))], Engine.DVE, 0),
         (Engine.SP, [dma], 16, 0),
         *((engine, [event(engine), event(engine, update=add(6, 2))], engine,
@@ -647,15 +733,17 @@ def test_the_watchdog_leaves_slow_runs_alone_and_zero_is_never(bench):
             await ctx.tick()
         assert (await b.status(ctx))["busy"]
         # An event of an engine is progress; its busy and waiting times are not.
-        ctx.set(b.dut.dve_events.elements, 1)
-        await b.write(ctx, "watchdog", 50)
-        for _ in range(200):
-            ctx.set(b.dut.dve_events.elements, b.cycle % 8 == 0)
-            await ctx.tick()
-        assert (await b.status(ctx))["busy"]
+        for events in (b.dut.act_events, b.dut.dve_events):
+            ctx.set(events.elements, 1)
+            await b.write(ctx, "watchdog", 50)
+            for _ in range(200):
+                ctx.set(events.elements, b.cycle % 8 == 0)
+                await ctx.tick()
+            assert (await b.status(ctx))["busy"]
+            ctx.set(events.elements, 0)
         ctx.set(b.dut.dve_events.busy, 1)
+        ctx.set(b.dut.act_events.wait_table, 1)
         ctx.set(b.dut.pe_events.wait_psum, 1)
-        ctx.set(b.dut.dve_events.elements, 0)
         assert (await b.finish(ctx, limit=200))["error"]
 
     b.run(test)
@@ -818,7 +906,7 @@ def test_a_reset_at_any_time_leaves_a_clean_machine(bench):
         Engine.PE: [load(update=add(1)), matmul(waits=[ge(2, 1)], update=add(3))] * 3,
         Engine.DVE: [memset(waits=[ge(3, i + 1)], update=add(4)) for i in range(3)],
         Engine.SP: [start_dma, event(Engine.SP, waits=[ge(4, 1)], update=add(5)), start_dma],
-        Engine.ACT: [event(Engine.ACT, waits=[ge(5, 1)], update=add(6, 3))],
+        Engine.ACT: [activate(waits=[ge(5, 1)], update=add(6, 2)), activate(1, update=add(6))],
     }
 
     async def test(ctx):
@@ -844,7 +932,8 @@ def test_a_reset_at_any_time_leaves_a_clean_machine(bench):
                 first = len(b.issued)
                 assert (await b.execute(ctx))["done"], point
                 assert b.semaphores(ctx) == final
-                for name, engine in (("pe", Engine.PE), ("dve", Engine.DVE)):
+                for engine in ENGINES:
+                    name = engine.name.lower()
                     pcs = [pc for _, which, pc, _ in b.issued[first:] if which == name]
                     expected = [b.base_of(engine) + 128 * i for i in range(len(programs[engine]))]
                     assert pcs == expected
@@ -915,7 +1004,8 @@ def test_equal_runs_take_equal_time(bench):
     b.program(Engine.DVE, [memset(waits=[ge(1, i)], update=add(2)) for i in range(5)])
     for engine in (Engine.ACT, Engine.POOL, Engine.SP):
         start = DmaStart(engine=engine, table=0, engines_used=1, count=1, update=add(3))
-        b.program(engine, [start, event(engine, waits=[ge(2, 3)], update=add(4)), start])
+        waits = good(engine, 0, add(4)).replace(waits=[ge(2, 3)])
+        b.program(engine, [start, waits, start])
     logs, lengths = [], []
 
     async def test(ctx):
@@ -1108,15 +1198,18 @@ def test_counters_account_for_every_cycle_of_every_queue(bench):
             begin = b.cycle
             ctx.set(b.dut.sbuf_events.conflict_dma_read, 3)
             ctx.set(b.dut.dma_events.read_bytes, 100)
+            ctx.set(b.dut.act_events.wait_table, 1)
             for _ in range(10):
                 await ctx.tick()
             ctx.set(b.dut.sbuf_events.conflict_dma_read, 0)
             ctx.set(b.dut.dma_events.read_bytes, 0)
+            ctx.set(b.dut.act_events.wait_table, 0)
             assert (await b.finish(ctx))["done"]
             counters = await b.counters(ctx)
             assert counters["core_cycles"] == await b.counter(ctx, "core_cycles")
             assert counters["sbuf_conflict_dma_read"] == 30
             assert counters["dma_read_bytes"] == 1000
+            assert counters["act_wait_table"] == 10
             assert counters["fetch_bytes"] == 128 * sum(b.programs.values())
             assert abs(counters["core_cycles"] - (b.cycle - begin)) < 1000
             for engine in Engine:

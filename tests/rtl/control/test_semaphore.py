@@ -19,6 +19,7 @@ def sources_of(dut):
     return [
         *((f"queue {engine.name}", int(engine), dut.queues[engine]) for engine in Engine),
         ("pe", int(Engine.PE), dut.pe),
+        ("act", int(Engine.ACT), dut.act),
         ("dve", int(Engine.DVE), dut.dve),
         *((f"dma {i}", SOURCE_DMA + i, port) for i, port in enumerate(dut.dma)),
         ("host", 0, dut.host),
