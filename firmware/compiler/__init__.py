@@ -11,18 +11,21 @@ module          does
 ==============  ====================================================================================
 """
 
+from collections import Counter
+
 import numpy as np
 
 from ...rtl.arch import isa
 from ...rtl.arch.isa import Engine, UpdateMode, WaitMode
 from .. import program as _program
+from ..nki.tensor import Access
 from . import encode, schedule, transfer
 from .allocate import allocate_psum, allocate_sbuf
 from .contents import check_contents, fill_zeros
 
 __all__ = ["compile_trace"]
 
-LOAD_QUEUE, STORE_QUEUE = 0, 1
+QUEUES = {schedule.LOAD: 0, schedule.STORE: 1}
 """DMA queue of loads (triggered by SP) and of stores (triggered by ACT)."""
 
 
@@ -48,12 +51,15 @@ def compile_trace(trace):
     # Transfers first: how many engines one uses decides what its semaphore counts to.
     plans, cursor = [], {schedule.LOAD: 0, schedule.STORE: 0}
     for ins in instrs:
-        if ins.kind == schedule.DMASTART:
-            plan = transfer.lower(config, ins.dst, ins.src, cursor[ins.stream])
+        if ins.cls is isa.DmaStart:
+            plan = transfer.lower(config, ins.dst, ins.sources[0], cursor[ins.stream])
             cursor[ins.stream] += len(plan.engines)
-            ins.engines_used = len(plan.engines)
             plans.append(plan)
-            ins.flag = len(plans) - 1
+            ins.plan = plan
+            ins.fields = {
+                "first": plan.first, "engines_used": len(plan.engines),
+                "queue": QUEUES[ins.stream], "count": len(plan.engines[0]),
+            }  # fmt: skip
 
     semaphores = schedule.Semaphores(config)
     sizes = schedule.regions(trace, instrs)
@@ -68,12 +74,10 @@ def compile_trace(trace):
             queue.append((None, position, waits[i : i + 2]))
         queue.append((ins, position, waits[:2]))
 
-    descriptors, relocations, first_descriptor = _descriptors(config, plans)
+    descriptors, relocations = _descriptors(config, plans)
     words, lines, tables = {}, {}, []
     for engine, queue in queues.items():
-        words[engine], found = _encode_queue(
-            engine, queue, table, updating, slots, plans, first_descriptor
-        )
+        words[engine], found = _encode_queue(engine, queue, table, updating, slots)
         lines[engine] = np.array([instrs[position].location for _, position, _ in queue], np.uint32)
         tables += found
 
@@ -100,20 +104,17 @@ def compile_trace(trace):
 def _accesses(instrs):
     found = {}
     for ins in instrs:
-        if ins.kind == schedule.DMASTART:
-            continue
-        for access in (ins.dst, ins.src):
-            if access is not None:
-                found[id(access)] = access
+        for access in ins.operands:
+            found[id(access)] = access
     return list(found.values())
 
 
 def _descriptors(config, plans):
-    """(words, relocation rows, first descriptor of each plan)."""
+    """(words, relocation rows); every plan learns the number of its first descriptor."""
     sbuf = config.sbuf_address(0, 0)
-    pieces, src_bases, dst_bases, relocations, first = [], [], [], [], []
+    pieces, src_bases, dst_bases, relocations = [], [], [], []
     for plan in plans:
-        first.append(len(pieces))
+        plan.descriptor = len(pieces)
         src_base = sbuf if plan.src.tensor is None else 0
         dst_base = sbuf if plan.dst.tensor is None else 0
         for engine in plan.engines:
@@ -126,7 +127,7 @@ def _descriptors(config, plans):
                     relocations.append((at, 0, plan.src.tensor))
                 if plan.dst.tensor is not None:
                     relocations.append((at, 1, plan.dst.tensor))
-    return encode.encode_descriptors(pieces, src_bases, dst_bases), relocations, first
+    return encode.encode_descriptors(pieces, src_bases, dst_bases), relocations
 
 
 def _relocations(trace, rows):
@@ -140,13 +141,13 @@ def _relocations(trace, rows):
     )
 
 
-def _encode_queue(engine, queue, table, updating, slots, plans, first_descriptor):
+def _encode_queue(engine, queue, table, updating, slots):
     words = np.zeros((len(queue), isa.WORD_BYTES), np.uint8)
-    kinds = {}
+    rows_of = {}
     waits = ([], [], []), ([], [], [])
     updates = [], []
     for row, (ins, position, wait) in enumerate(queue):
-        kinds.setdefault(None if ins is None else ins.kind, []).append(row)
+        rows_of.setdefault(isa.EventSemaphore if ins is None else ins.cls, []).append(row)
         for part, (semaphore, value) in zip(waits, wait, strict=False):
             part[0].append(row)
             part[1].append(semaphore)
@@ -159,35 +160,20 @@ def _encode_queue(engine, queue, table, updating, slots, plans, first_descriptor
                 updates[0].append(row)
                 updates[1].append(ins.stream)
 
-    def encode_kind(kind, cls, operands, scalars):
-        rows = kinds.get(kind)
-        if not rows:
-            return
+    for cls, rows in rows_of.items():
         found = [queue[row][0] for row in rows]
-        encode.encode_instructions(
-            words, rows, cls, engine, table,
-            {name: np.array([getattr(i, name).row for i in found]) for name in operands},
-            {name: np.array([int(get(i)) for i in found]) for name, get in scalars.items()},
-        )  # fmt: skip
-
-    encode_kind(None, isa.EventSemaphore, (), {})
-    encode_kind(schedule.LOADSTATIONARY, isa.LoadStationary, ("src",), {"half": lambda i: i.half})
-    encode_kind(
-        schedule.MATMULMOVING, isa.MatmulMoving, ("dst", "src"),
-        {"half": lambda i: i.half, "accumulate": lambda i: i.flag},
-    )  # fmt: skip
-    encode_kind(schedule.TENSORCOPY, isa.TensorCopy, ("dst", "src"), {"saturate": lambda i: i.flag})
-    encode_kind(schedule.MEMSET_, isa.Memset, ("dst",), {"value": lambda i: i.flag})
-    queue_number = STORE_QUEUE if engine is Engine.ACT else LOAD_QUEUE
-    encode_kind(
-        schedule.DMASTART, isa.DmaStart, (),
-        {
-            "first": lambda i: plans[i.flag].first,
-            "engines_used": lambda i: len(plans[i.flag].engines),
-            "queue": lambda i: queue_number,
-            "count": lambda i: len(plans[i.flag].engines[0]),
-        },
-    )  # fmt: skip
+        operands = scalars = {}
+        if cls is not isa.EventSemaphore:
+            columns = zip(*(ins.operands for ins in found), strict=True)
+            operands = {
+                name: [access.row for access in column]
+                for (name, _, _), column in zip(cls.operands, columns, strict=True)
+            }
+            scalars = {
+                name: [_number(ins.fields.get(name, 0)) for ins in found]
+                for name, _, _ in cls.scalars
+            }
+        encode.encode_instructions(words, rows, cls, engine, table, operands, scalars)
     for part, (rows, numbers, values) in zip(("wait0", "wait1"), waits, strict=True):
         encode.encode_header(words, rows, part, numbers, [int(WaitMode.GE)] * len(rows), values)
     rows, numbers = updates
@@ -195,25 +181,31 @@ def _encode_queue(engine, queue, table, updating, slots, plans, first_descriptor
         words, rows, "update", numbers, [int(UpdateMode.ADD)] * len(rows), [1] * len(rows)
     )
     tables = [
-        (int(engine), row, first_descriptor[queue[row][0].flag])
-        for row in kinds.get(schedule.DMASTART, ())
+        (int(engine), row, queue[row][0].plan.descriptor) for row in rows_of.get(isa.DmaStart, ())
     ]
     return words, tables
 
 
+def _number(value):
+    """A field's number; of a scalar in SBUF its offset."""
+    return value.storage.address + value.offset if type(value) is Access else int(value)
+
+
 def _stats(trace, config, instrs, plans):
     macs = passes = 0
-    counts = {}
+    counts, per_engine = Counter(), Counter()
     weights = 0  # elements that the array holds
     for ins in instrs:
-        counts[ins.kind] = counts.get(ins.kind, 0) + 1
-        if ins.kind == schedule.LOADSTATIONARY:
-            weights = ins.src.count * ins.src.elements
-        elif ins.kind == schedule.MATMULMOVING:
-            passes += weights * ins.src.elements
+        counts[ins.cls] += 1
+        per_engine[ins.engine.name] += 1
+        if ins.cls is isa.LoadStationary:
+            weights = ins.sources[0].count * ins.sources[0].elements
+        elif ins.cls is isa.MatmulMoving:
+            passes += weights * ins.sources[0].elements
     for op in trace.ops:
-        if op.kind == schedule.MATMUL:
-            macs += op.src.count * op.src.elements * op.moving.elements
+        if op.kind is schedule.MATMUL:
+            stationary, moving = op.sources
+            macs += stationary.count * stationary.elements * moving.elements
     loads = sum(p.elements_bytes for p in plans if p.src.tensor is not None)
     stores = sum(p.elements_bytes for p in plans if p.dst.tensor is not None)
     used = {}
@@ -227,8 +219,9 @@ def _stats(trace, config, instrs, plans):
     return {
         "macs": macs,
         "passes": passes,
-        "loads": counts.get(schedule.LOADSTATIONARY, 0),
-        "matmuls": counts.get(schedule.MATMULMOVING, 0),
+        "instructions": dict(per_engine),
+        "loads": counts[isa.LoadStationary],
+        "matmuls": counts[isa.MatmulMoving],
         "transfers": len(plans),
         "hbm_bytes_read": loads,
         "hbm_bytes_written": stores,

@@ -6,8 +6,9 @@ refused, except in PSUM tiles made by ``nl.zeros``, which are then filled with z
 """
 
 from ...rtl.arch import formats
+from ...rtl.arch.isa import Memset
 from ..nki.tensor import Access, KernelError, NkiTensor, Storage
-from ..nki.trace import MATMUL, MEMSET, ZERO, Op
+from ..nki.trace import MATMUL, ZERO, Op
 from ..nki.written import Written
 
 __all__ = ["check_contents", "fill_zeros"]
@@ -58,14 +59,14 @@ def check_contents(trace):
             zeros.append(storage)
 
     for position, op in enumerate(trace.ops):
-        kind, dst = op.kind, op.dst
-        for view in (op.src, op.moving):
-            if view is not None and not whole[view.storage.index]:
+        dst = op.dst
+        for view in op.sources:
+            if not whole[view.storage.index]:
                 read(op, view, position)
         storage = dst.storage
         if whole[storage.index]:
             continue
-        if kind == MATMUL and op.value:
+        if op.kind is MATMUL and op.fields["accumulate"]:
             read(op, dst, position)
         found = mask(storage, position)
         found.cells(dst)[...] = True
@@ -133,8 +134,8 @@ def fill_zeros(trace, tiles):
         ops += trace.ops[done : tile.span[0]]
         done = tile.span[0]
         if tile is tiles[0]:
-            ops.append(Op(MEMSET, zero.access(), None, None, 0, tile.location))
+            ops.append(Op(Memset, zero.access(), (), {"value": 0}, tile.location))
         dst = NkiTensor.whole(tile).access()
-        stationary, moving = (zero.broadcast_to(1, n).access() for n in (dst.count, dst.elements))
-        ops.append(Op(ZERO, dst, stationary, moving, False, tile.location))
+        rows = tuple(zero.broadcast_to(1, n).access() for n in (dst.count, dst.elements))
+        ops.append(Op(ZERO, dst, rows, {"accumulate": False}, tile.location))
     trace.ops[:] = ops + trace.ops[done:]

@@ -1,10 +1,11 @@
 """Instructions, their dependences, and the semaphores that enforce them.
 
 The trace is lowered to instructions in trace order. Each belongs to an in-order queue and to a
-*stream*: a set of instructions that complete in order (weight loads, matmuls, vector instructions)
-or, for DMA transfers, in any order. What each byte of memory was last written and read by gives the
-dependences. A dependence becomes a wait unless the queue knows already that it holds: from a wait
-before, or from what the instruction it waited for had itself waited for.
+*stream*: a set of instructions that complete in order (weight loads, matmuls, the instructions of
+one of the other engines) or, for DMA transfers, in any order. What each byte of memory was last
+written and read by gives the dependences. A dependence becomes a wait unless the queue knows
+already that it holds: from a wait before, or from what the instruction it waited for had itself
+waited for.
 
 Because every wait looks back in trace order, no program can deadlock.
 """
@@ -13,9 +14,9 @@ from bisect import bisect_left
 from itertools import pairwise
 
 from ...rtl.arch import formats
-from ...rtl.arch.isa import Engine, Half
+from ...rtl.arch.isa import DmaStart, Engine, Half, LoadStationary, MatmulMoving
 from ..nki.tensor import PARTITION, KernelError, byte_runs
-from ..nki.trace import COPY, DMA, MATMUL, MEMSET, ZERO
+from ..nki.trace import DMA, MATMUL, ZERO
 
 __all__ = ["Instr", "Semaphores", "insert_waits", "lower_trace", "regions"]
 
@@ -23,6 +24,8 @@ __all__ = ["Instr", "Semaphores", "insert_waits", "lower_trace", "regions"]
 LS, MM, DVE, ACT, POOL = range(5)
 FIRST_SLOT = 5
 LOAD, STORE = 10, 11
+STREAMS = {Engine.DVE: DVE, Engine.ACT: ACT, Engine.POOL: POOL}
+"""Streams of the engines that have just one."""
 SLOTS = 64
 """Most semaphores per DMA queue; transfers take them in turn."""
 
@@ -60,29 +63,54 @@ class Region:
 
 
 class Instr:
-    """One instruction before encoding."""
+    """One instruction before encoding.
+
+    Attributes
+    ----------
+    cls : subclass of :class:`~..rtl.arch.isa.Instruction`
+    dst : access, view or ``None``
+        What it writes.
+    sources : tuple of accesses or views
+        What it reads: operands in order, then scalars.
+    fields : dict
+        Fields by name; an access stands for its offset in SBUF.
+    reads, writes : tuple of :class:`Region`
+    waits : tuple of ``(semaphore, value)``
+    plan : :class:`~.transfer.Plan` or ``None``
+        Of a transfer.
+    """
 
     __slots__ = (
-        "dst", "engine", "engines_used", "flag", "half", "kind", "location", "reads", "src",
-        "stream", "waits", "writes",
+        "cls", "dst", "engine", "fields", "location", "plan", "reads", "sources", "stream",
+        "waits", "writes",
     )  # fmt: skip
 
-    def __init__(self, kind, engine, stream, location, dst, src, half=0, flag=0):
-        self.kind = kind
+    def __init__(self, cls, engine, stream, location, dst, sources, fields):
+        self.cls = cls
         self.engine = engine
         self.stream = stream
         self.location = location
         self.dst = dst
-        self.src = src
-        self.half = half
-        self.flag = flag
+        self.sources = sources
+        self.fields = fields
         self.reads = ()
         self.writes = ()
         self.waits = ()
-        self.engines_used = 0
+        self.plan = None
+
+    @property
+    def operands(self):
+        """Access patterns, in the order in which the instruction declares them."""
+        operands = self.sources if self.dst is None else (self.dst, *self.sources)
+        return operands[: len(self.cls.operands)]
 
 
-LOADSTATIONARY, MATMULMOVING, TENSORCOPY, MEMSET_, DMASTART = "ls", "mm", "copy", "memset", "dma"
+_LOAD = {half: {"half": half} for half in Half}
+_MATMUL = {
+    (half, accumulate): {"half": half, "accumulate": accumulate}
+    for half in Half
+    for accumulate in (False, True)
+}
 
 
 def lower_trace(trace):
@@ -98,17 +126,15 @@ def lower_trace(trace):
     last_stationary = None
     for op in trace.ops:
         kind, location = op.kind, op.location
-        if kind in (MATMUL, ZERO):
-            s, m, d, accumulate = op.src, op.moving, op.dst, op.value
+        if kind is MATMUL or kind is ZERO:
+            (s, m), d, accumulate = op.sources, op.dst, op.fields["accumulate"]
             if s.dtype is fp32 or m.dtype is fp32:
                 s_halves = (Half.LO, Half.HI) if s.dtype is fp32 else (Half.WHOLE,)
                 m_halves = (Half.LO, Half.HI) if m.dtype is fp32 else (Half.WHOLE,)
                 for sh in s_halves:
-                    out.append(Instr(LOADSTATIONARY, Engine.PE, LS, location, None, s, sh))
+                    out.append(_load(location, s, sh))
                     for mh in m_halves:
-                        out.append(
-                            Instr(MATMULMOVING, Engine.PE, MM, location, d, m, mh, accumulate)
-                        )
+                        out.append(_matmul(location, d, m, mh, accumulate))
                         accumulate = True
                 held = last_stationary = None
                 continue
@@ -116,22 +142,30 @@ def lower_trace(trace):
             if s is not last_stationary or version != held_ops:
                 key = s.key
                 if key != held or version != held_ops:
-                    out.append(Instr(LOADSTATIONARY, Engine.PE, LS, location, None, s))
+                    out.append(_load(location, s, Half.WHOLE))
                     held, held_ops = key, version
                 last_stationary = s
-            out.append(Instr(MATMULMOVING, Engine.PE, MM, location, d, m, 0, accumulate))
-        elif kind == COPY:
-            out.append(Instr(TENSORCOPY, Engine.DVE, DVE, location, op.dst, op.src, 0, op.value))
-            writes[op.dst.storage.index] = writes.get(op.dst.storage.index, 0) + 1
-        elif kind == MEMSET:
-            out.append(Instr(MEMSET_, Engine.DVE, DVE, location, op.dst, None, 0, op.value))
-            writes[op.dst.storage.index] = writes.get(op.dst.storage.index, 0) + 1
-        elif kind == DMA:
-            store = op.dst.storage.buffer == "hbm" and op.src.storage.buffer == "sbuf"
+            out.append(_matmul(location, d, m, Half.WHOLE, accumulate))
+            continue
+        dst, sources = op.dst, op.sources
+        if kind is DMA:
+            store = dst.storage.buffer == "hbm" and sources[0].storage.buffer == "sbuf"
             engine, stream = (Engine.ACT, STORE) if store else (Engine.SP, LOAD)
-            out.append(Instr(DMASTART, engine, stream, location, op.dst, op.src))
-            writes[op.dst.storage.index] = writes.get(op.dst.storage.index, 0) + 1
+            out.append(Instr(DmaStart, engine, stream, location, dst, sources, None))
+        else:
+            engine = kind.engines[0]
+            out.append(Instr(kind, engine, STREAMS[engine], location, dst, sources, op.fields))
+        writes[dst.storage.index] = writes.get(dst.storage.index, 0) + 1
     return out
+
+
+def _load(location, tile, half):
+    return Instr(LoadStationary, Engine.PE, LS, location, None, (tile,), _LOAD[half])
+
+
+def _matmul(location, dst, moving, half, accumulate):
+    fields = _MATMUL[half, accumulate]
+    return Instr(MatmulMoving, Engine.PE, MM, location, dst, (moving,), fields)
 
 
 def lifetimes(trace):
@@ -139,9 +173,7 @@ def lifetimes(trace):
     for storage in trace.storages:
         storage.span = None
     for position, op in enumerate(trace.ops):
-        for operand in (op.dst, op.src, op.moving):
-            if operand is None:
-                continue
+        for operand in (op.dst, *op.sources):
             storage = operand.storage
             span = storage.span
             storage.span = (position, position) if span is None else (span[0], position)
@@ -188,9 +220,8 @@ def regions(trace, instrs):
     hbm = {}  # tensor index -> ([read regions], [write regions])
     everything = []
     for ins in instrs:
-        kind = ins.kind
-        if kind == DMASTART:
-            src, dst = _view_region(ins.src), _view_region(ins.dst)
+        if ins.cls is DmaStart:
+            src, dst = _view_region(ins.sources[0]), _view_region(ins.dst)
             ins.reads, ins.writes = (src,), (dst,)
             if src.memory == dst.memory and _share_bytes(src, dst):
                 raise _overlap_error(trace, ins)
@@ -200,14 +231,15 @@ def regions(trace, instrs):
                 else:
                     everything.append(region)
             continue
-        within = kind == TENSORCOPY and ins.src.storage is ins.dst.storage
-        if ins.src is not None:
-            ins.reads = (_chip_region(ins.src, cache),)
-        if ins.dst is not None:
-            ins.writes = (_chip_region(ins.dst, cache),)
-        if within:
-            (src,), (dst,) = ins.reads, ins.writes
-            if src is not dst and _share_bytes(src, dst):
+        reads = ins.reads = tuple([_chip_region(source, cache) for source in ins.sources])
+        if ins.dst is None:
+            continue
+        dst = _chip_region(ins.dst, cache)
+        ins.writes = (dst,)
+        # Element by element an operand may be replaced in place; scalars are read before all.
+        storage, operands = ins.dst.storage, len(ins.cls.operands) - 1
+        for source, src in zip(ins.sources[:operands], reads, strict=False):
+            if source.storage is storage and src is not dst and _share_bytes(src, dst):
                 raise _overlap_error(trace, ins)
     everything += cache.values()
     for reads, writes in hbm.values():
@@ -243,8 +275,9 @@ def _share_bytes(a, b):
 
 def _overlap_error(trace, ins):
     return KernelError(
-        f"copy within {ins.dst.storage}: source and destination overlap, so what is read may have "
-        f"been written; copy through another tile\n  at {trace.where(ins.location)}"
+        f"within {ins.dst.storage}: source and destination overlap, so what is read may have "
+        "been written; use the same elements in the same order, or another tile\n"
+        f"  at {trace.where(ins.location)}"
     )
 
 
@@ -269,7 +302,7 @@ class _Cell:
 def insert_waits(instrs, sizes, semaphores):
     """Set the ``waits`` of every instruction: tuple of ``(semaphore, value)``.
 
-    ``engines_used`` of every transfer must be set. Values of the in-order semaphores 0..4 count the
+    Every transfer must have its ``plan``. Values of the in-order semaphores 0..4 count the
     instructions that update them; returned is the set of instructions (by position) that do.
     """
     memories = {memory: [None] * size for memory, size in sizes.items()}
@@ -351,7 +384,7 @@ def insert_waits(instrs, sizes, semaphores):
             transfers[stream] += 1
             if totals[at]:
                 needs[at] = max(needs.get(at, 0), totals[at])
-            totals[at] += ins.engines_used
+            totals[at] += len(ins.plan.engines)
         else:
             at = stream
             totals[at] += 1

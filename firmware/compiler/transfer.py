@@ -38,13 +38,17 @@ class Piece:
 
 @dataclass
 class Plan:
-    """A transfer: descriptors of each engine from ``first`` on (lists of equal length)."""
+    """A transfer: descriptors of each engine from ``first`` on (lists of equal length).
+
+    ``descriptor`` is the number of the first of them in the program.
+    """
 
     src: Side
     dst: Side
     first: int
     engines: list
     elements_bytes: int
+    descriptor: int = 0
 
 
 def _order(dims, key_side):

@@ -5,16 +5,22 @@ operation. Errors name the tensors, the limit and the kernel's line.
 """
 
 import enum
+import numbers
 
 from ...rtl.arch import formats as _formats
+from ...rtl.arch import isa as _isa
+from ...rtl.arch.isa import AluOp, Function
+from . import operations as _operations
 from . import trace as _trace
-from .tensor import NkiTensor
+from .tensor import Access, NkiTensor
 from .written import Written
 
 __all__ = [
-    "dma_copy", "engine", "get_nc_version", "gpsimd_engine", "matmul_perf_mode", "memset",
-    "nc_matmul", "nc_version", "scalar_engine", "tensor_copy", "tensor_engine", "unknown_engine",
-    "vector_engine",
+    "activation", "activation_reduce", "dma_copy", "dma_transpose", "engine",
+    "get_nc_version", "gpsimd_engine", "matmul_perf_mode", "memset", "nc_matmul", "nc_transpose",
+    "nc_version", "reciprocal", "reduce_cmd", "scalar_engine", "scalar_tensor_tensor",
+    "tensor_copy", "tensor_engine", "tensor_reduce", "tensor_scalar", "tensor_tensor",
+    "unknown_engine", "vector_engine",
 ]  # fmt: skip
 
 
@@ -41,6 +47,16 @@ class matmul_perf_mode(enum.Enum):
     double_row = "double_row"
 
 
+class reduce_cmd(enum.Enum):
+    """What an instruction does to the accumulators of its engine; here there are none."""
+
+    idle = 0
+    reset = 1
+    reduce = 2
+    reset_reduce = 3
+    load_reduce = 4
+
+
 class nc_version(enum.IntEnum):
     """Generations of the machine."""
 
@@ -63,7 +79,7 @@ def _tensor(trace, what, value):
     return value
 
 
-def _access(trace, what, view, buffers):
+def _access(trace, what, view, buffers, inner=0):
     """Check an engine operand and return its access pattern."""
     if not isinstance(view, NkiTensor):
         raise trace.error(f"{what} must be a tensor, not {view!r}")
@@ -78,24 +94,39 @@ def _access(trace, what, view, buffers):
             if what == "memset dst":
                 hint = "nl.zeros(..., buffer=nl.psum) makes a tile of zeros"
         raise trace.error(f"{what} = {view} must be in {' or '.join(buffers)}; {hint}")
-    found = view._access
+    found = None if inner else view._access
     if found is None:
         try:
-            found = view.access()
+            found = view.access(inner)
         except ValueError as error:
             raise trace.error(f"{what}: {error}") from None
-        start, count, total = found.start, found.count, trace.config.partitions
-        step = total if 2 * count > total else total // 2 if 4 * count > total else total // 4
-        if start % step:
+        problem = _misplaced(found, trace.config)
+        if problem:
             view._access = None
-            raise trace.error(
-                f"{what} = {view}: {count} partitions may start at "
-                f"{', '.join(str(i) for i in range(0, total, step))}, not at {start}"
-            )
+            raise trace.error(f"{what} = {view}: {problem}")
     return found
 
 
+def _misplaced(access, config):
+    """What is wrong with the place of an access, if anything."""
+    start, count, total = access.start, access.count, config.partitions
+    step = total if 2 * count > total else total // 2 if 4 * count > total else total // 4
+    if start % step:
+        starts = ", ".join(str(i) for i in range(0, total, step))
+        return f"{count} partitions may start at {starts}, not at {start}"
+    if access.storage.buffer == "psum" and access.dtype.bytes != 4:
+        return "PSUM is read as numbers of 4 bytes"
+    return ""
+
+
 _SBUF, _PSUM, _CHIP = ("sbuf",), ("psum",), ("sbuf", "psum")
+_ADDS = {value: {"accumulate": value} for value in (False, True)}
+
+
+def _record(trace, cls, dst, sources, **fields):
+    """Record an instruction; fields that are accesses are scalars in SBUF, which it reads."""
+    scalars = tuple(value for value in fields.values() if type(value) is Access)
+    trace.ops.append(_trace.Op(cls, dst, (*sources, *scalars), fields, trace.location()))
 
 
 def nc_matmul(
@@ -178,7 +209,7 @@ def nc_matmul(
     else:
         accumulate = _first_matmul(trace, dst, d, accumulate)
         storage.written.regions.add(region)
-    trace.ops.append(_trace.Op(_trace.MATMUL, d, s, m, accumulate, trace.location()))
+    trace.ops.append(_trace.Op(_trace.MATMUL, d, (s, m), _ADDS[accumulate], trace.location()))
 
 
 def _first_matmul(trace, dst, access, accumulate):
@@ -216,40 +247,352 @@ def _writable(trace, what, dst):
             raise trace.error(f"{what}: dst {dst} is a broadcast view; it can only be read")
 
 
+def _check_engine(trace, what, wanted, *offered):
+    if wanted not in (engine.unknown, None, *offered):
+        names = " or ".join(map(str, offered))
+        raise trace.error(f"{what}: runs on {names} here, not on {wanted}; leave engine out")
+
+
+def _destination(trace, what, dst):
+    found = _access(trace, f"{what} dst", dst, _SBUF)
+    _writable(trace, what, dst)
+    return found
+
+
+def _sources(trace, what, dst, d, **views):
+    """Accesses of sources that dst must agree with, element by element."""
+    found = []
+    for name, view in views.items():
+        s = _access(trace, f"{what} {name}", view, _CHIP)
+        if d.count != s.count or d.elements != s.elements:
+            raise trace.error(
+                f"{what}: dst {dst} and {name} {view} must have the same partitions and elements"
+            )
+        found.append(s)
+    if len(found) > 1 and all(s.storage.buffer == "psum" for s in found):
+        raise trace.error(
+            f"{what}: {' and '.join(map(str, views.values()))} are both in psum, of which an "
+            "instruction reads one; copy the other to SBUF with nisa.tensor_copy first"
+        )
+    return found
+
+
+def _operation(trace, what, op, table):
+    """Code of an operation, by the ``nl`` function that names it."""
+    named = op.names if isinstance(op, _operations.Operation) else None
+    for code, known in table.items():
+        if named is known:
+            return code
+    known = ", ".join(sorted(map(repr, table.values())))
+    raise trace.error(f"{what}: {op!r} is not an operation of it; there are {known}")
+
+
+def _check_kind(trace, what, ops, views):
+    """Whether the operations are bitwise; all must be, and formats must suit them."""
+    bitwise = {op in _isa.BITWISE_OPS for op in ops}
+    names = ", ".join(repr(_operations.ALU[AluOp(op)]) for op in ops)
+    if len(bitwise) > 1:
+        raise trace.error(
+            f"{what}: {names} must be all bitwise or all arithmetic; use two instructions"
+        )
+    if bitwise == {False}:
+        return False
+    if any(view.dtype.is_float for view in views) or len({v.dtype.bytes for v in views}) > 1:
+        raise trace.error(
+            f"{what}: {names} takes and gives bits, so {' and '.join(map(str, views))} must be "
+            "integers of one width; .view(nl.uint32) gives the bits of float32"
+        )
+    return True
+
+
+def _scalar(trace, what, value, like, bits=False):
+    """A number's bits, or the access of a tile with one number for each partition."""
+    if not isinstance(value, NkiTensor):
+        if not isinstance(value, numbers.Real):
+            raise trace.error(f"{what} must be a number or a tile [P, 1], not {value!r}")
+        if not bits:
+            return int(_formats.FP32.encode(value).view("uint32"))
+        if not isinstance(value, numbers.Integral) or not -(1 << 31) <= int(value) < 1 << 32:
+            raise trace.error(f"{what} = {value} must be an integer of 32 bits")
+        return int(value) & 0xFFFFFFFF
+    found = _access(trace, what, value, _SBUF)
+    if found.elements != 1:
+        raise trace.error(
+            f"{what} = {value} must have one element for each partition, not {found.elements}"
+        )
+    allowed = (_formats.INT32, _formats.UINT32) if bits else (_formats.FP32,)
+    if found.dtype not in allowed:
+        names = " or ".join(fmt.name for fmt in allowed)
+        raise trace.error(
+            f"{what} = {value} must be {names}: scalars in SBUF are not converted; use "
+            "nisa.tensor_copy first"
+        )
+    if (found.start, found.count) != (like.start, like.count):
+        raise trace.error(
+            f"{what} = {value} lies on partitions {found.start}:{found.start + found.count}, but "
+            f"must lie on those of the data, {like.start}:{like.start + like.count}"
+        )
+    return found
+
+
+def _scalar_fields(name, value):
+    return {name: value, f"{name}_pointer": int(type(value) is Access)}
+
+
 def tensor_copy(dst, src, engine=engine.unknown, name=None, *, saturate=False):
     """Copy a tile on chip and convert its number format, on the vector engine.
 
     Equal formats copy bits; others go through float32 and round to nearest even. ``saturate`` (an
     extension of this core) clamps floating-point overflow to the largest finite value.
+    ``engine=nisa.engine.scalar`` makes it an :func:`activation` with ``nl.copy``, in which equal
+    formats go through float32 too: integers beyond 24 bits round, and a NaN loses its payload.
     """
     del name
     trace = _trace.current()
-    _check_engine(trace, "tensor_copy", engine)
-    d = _access(trace, "tensor_copy dst", dst, _SBUF)
-    s = _access(trace, "tensor_copy src", src, _CHIP)
-    _writable(trace, "tensor_copy", dst)
-    if d.count != s.count or d.elements != s.elements:
-        raise trace.error(
-            f"tensor_copy: dst {dst} and src {src} must have the same partitions and elements"
-        )
-    trace.ops.append(_trace.Op(_trace.COPY, d, s, None, bool(saturate), trace.location()))
+    _check_engine(trace, "tensor_copy", engine, vector_engine, scalar_engine)
+    if engine is scalar_engine:
+        activation(dst, _operations.copy, src, saturate=saturate)
+        return
+    d = _destination(trace, "tensor_copy", dst)
+    sources = _sources(trace, "tensor_copy", dst, d, src=src)
+    _record(trace, _isa.TensorCopy, d, sources, saturate=bool(saturate))
 
 
 def memset(dst, value, engine=engine.unknown, name=None):
     """Fill an SBUF tile with a number, on the vector engine."""
     del name
     trace = _trace.current()
-    _check_engine(trace, "memset", engine)
-    d = _access(trace, "memset dst", dst, _SBUF)
-    _writable(trace, "memset", dst)
+    _check_engine(trace, "memset", engine, vector_engine)
+    d = _destination(trace, "memset", dst)
     code = d.dtype.encode(value)
-    bits = int.from_bytes(code.tobytes(), "little")
-    trace.ops.append(_trace.Op(_trace.MEMSET, d, None, None, bits, trace.location()))
+    _record(trace, _isa.Memset, d, (), value=int.from_bytes(code.tobytes(), "little"))
 
 
-def _check_engine(trace, what, wanted):
-    if wanted not in (engine.unknown, engine.vector, None):
-        raise trace.error(f"{what}: runs on engine.vector here, not on {wanted}")
+def tensor_tensor(dst, data1, data2, op, engine=engine.unknown, name=None, *, saturate=False):
+    """``dst = data1 op data2``, element by element, on the vector engine.
+
+    Arithmetic is that of float32 whatever the formats, so integers beyond 24 bits round. Bitwise
+    operations take integers of one width. One of the sources may be in PSUM.
+    """
+    del name
+    trace = _trace.current()
+    _check_engine(trace, "tensor_tensor", engine, vector_engine)
+    code = _operation(trace, "tensor_tensor op", op, _operations.ALU)
+    d = _destination(trace, "tensor_tensor", dst)
+    sources = _sources(trace, "tensor_tensor", dst, d, data1=data1, data2=data2)
+    _check_kind(trace, "tensor_tensor", [code], [dst, data1, data2])
+    _record(trace, _isa.TensorTensor, d, sources, op=code, saturate=bool(saturate))
+
+
+def tensor_scalar(
+    dst,
+    data,
+    op0,
+    operand0,
+    reverse0=False,
+    op1=None,
+    operand1=None,
+    reverse1=False,
+    engine=engine.unknown,
+    name=None,
+    *,
+    saturate=False,
+):
+    """``dst = (data op0 operand0) op1 operand1``, element by element, on the vector engine.
+
+    Parameters
+    ----------
+    operand0, operand1 : number or SBUF tile ``[P, 1]`` float32
+        A tile has a number for each partition, and lies on the partitions of data.
+    reverse0, reverse1 : :class:`bool`
+        Exchange the two sides of the operation.
+
+    Both operations are bitwise (then a scalar tile is int32 or uint32), or neither is.
+    """
+    del name
+    trace, what = _trace.current(), "tensor_scalar"
+    _check_engine(trace, what, engine, vector_engine)
+    codes = [_operation(trace, f"{what} op0", op0, _operations.ALU)]
+    if op1 is not None:
+        codes.append(_operation(trace, f"{what} op1", op1, _operations.ALU))
+    elif operand1 is not None:
+        raise trace.error(f"{what}: operand1 = {operand1} needs op1")
+    d = _destination(trace, what, dst)
+    (s,) = sources = _sources(trace, what, dst, d, data=data)
+    bits = _check_kind(trace, what, codes, [dst, data])
+    scalar0 = _scalar(trace, f"{what} operand0", operand0, s, bits)
+    scalar1 = 0 if op1 is None else _scalar(trace, f"{what} operand1", operand1, s, bits)
+    _record(
+        trace, _isa.TensorScalar, d, sources, op0=codes[0],
+        op1=AluOp.BYPASS if op1 is None else codes[1], reverse0=bool(reverse0),
+        reverse1=op1 is not None and bool(reverse1), saturate=bool(saturate),
+        **_scalar_fields("scalar0", scalar0), **_scalar_fields("scalar1", scalar1),
+    )  # fmt: skip
+
+
+def scalar_tensor_tensor(
+    dst,
+    data,
+    op0,
+    operand0,
+    op1,
+    operand1,
+    reverse0=False,
+    reverse1=False,
+    name=None,
+    *,
+    saturate=False,
+):
+    """``dst = (data op0 operand0) op1 operand1``, on the vector engine.
+
+    operand0 is a number or a tile ``[P, 1]`` as in :func:`tensor_scalar`, operand1 a tile like
+    data. One of data and operand1 may be in PSUM.
+    """
+    del name
+    trace, what = _trace.current(), "scalar_tensor_tensor"
+    codes = [
+        _operation(trace, f"{what} op{i}", op, _operations.ALU) for i, op in enumerate((op0, op1))
+    ]
+    d = _destination(trace, what, dst)
+    sources = _sources(trace, what, dst, d, data=data, operand1=operand1)
+    bits = _check_kind(trace, what, codes, [dst, data, operand1])
+    scalar = _scalar(trace, f"{what} operand0", operand0, sources[0], bits)
+    _record(
+        trace, _isa.ScalarTensorTensor, d, sources, op0=codes[0], op1=codes[1],
+        reverse0=bool(reverse0), reverse1=bool(reverse1), saturate=bool(saturate),
+        **_scalar_fields("scalar0", scalar),
+    )  # fmt: skip
+
+
+def free_axes(trace, what, data, axis):
+    """Check that ``axis`` names the last axes of a tile; return them, ascending."""
+    _tensor(trace, f"{what} data", data)
+    axes = [axis] if isinstance(axis, numbers.Integral) else list(axis)
+    axes = sorted(int(i) + data.ndim if i < 0 else int(i) for i in axes)
+    if not axes or axes != list(range(data.ndim - len(axes), data.ndim)) or axes[0] < 1:
+        raise trace.error(
+            f"{what}: axis = {axis} of {data} must be its last axes, without gaps: "
+            f"{', '.join(str(tuple(range(i, data.ndim))) for i in range(data.ndim - 1, 0, -1))}; "
+            "no engine reduces over partitions, but nc_matmul with a column of ones does"
+        )
+    return axes
+
+
+def tensor_reduce(dst, op, data, axis, negate=False, keepdims=False, name=None, *, saturate=False):
+    """Reduce the last axes of data to one element of dst each, on the vector engine.
+
+    Elements are taken in order, innermost axis first. Those of even number are combined one by
+    one, so are those of odd number, and the result is ``even op odd``; each step rounds to float32.
+
+    Parameters
+    ----------
+    axis : :class:`int` or sequence of :class:`int`
+        The last axes of data, without gaps; not the partition axis.
+    negate : :class:`bool`
+        Invert the sign of the results.
+    keepdims : :class:`bool`
+        dst has the reduced axes too, each of one element. Without, a dst that would lose its free
+        axis keeps one: ``[P, 1]``.
+    """
+    del name
+    trace, what = _trace.current(), "tensor_reduce"
+    code = _operation(trace, f"{what} op", op, _operations.REDUCTIONS)
+    axes = free_axes(trace, what, data, axis)
+    d = _destination(trace, what, dst)
+    s = _access(trace, f"{what} data", data, _CHIP, inner=len(axes))
+    kept = list(data.shape[: axes[0]])
+    shapes = [[*kept, *(1 for _ in axes)]]
+    if not keepdims:
+        shapes.insert(0, kept if len(kept) > 1 else [*kept, 1])
+    if list(dst.shape) not in shapes or d.count != s.count:
+        raise trace.error(
+            f"{what}: dst {dst} must have shape {shapes[0]} for axis {axis} of data {data}"
+        )
+    if _check_kind(trace, what, [code], [dst, data]) and negate:
+        raise trace.error(f"{what}: negate goes with arithmetic, not with {op!r}")
+    _record(
+        trace, _isa.TensorReduce, d, (s,), op=code, inner=s.inner - 1, negate=bool(negate),
+        saturate=bool(saturate),
+    )  # fmt: skip
+
+
+_MINUS_ZERO = 0x80000000  # what can be added to every number without changing it
+
+
+def activation(
+    dst,
+    op,
+    data,
+    bias=None,
+    scale=1.0,
+    reduce_op=None,
+    reduce_res=None,
+    reduce_cmd=reduce_cmd.idle,
+    engine=engine.unknown,
+    name=None,
+    *,
+    alpha=None,
+    saturate=False,
+):
+    """``dst = op(data * scale + bias)``, element by element, on the scalar engine.
+
+    The argument is rounded once. The accumulators of ``reduce_cmd`` do not exist here;
+    :func:`activation_reduce` sums.
+
+    Parameters
+    ----------
+    op : function of ``nki.language``
+        ``nl.exp``, ``nl.rsqrt``, ... (``firmware/README.md`` lists them).
+    bias, scale : number or SBUF tile ``[P, 1]`` float32
+        A tile has a number for each partition, and lies on the partitions of data.
+    alpha : number or ``None``
+        Slope of ``nl.prelu`` where the argument is negative (an extension of this core).
+    """
+    del name
+    trace, what = _trace.current(), "activation"
+    _check_engine(trace, what, engine, scalar_engine)
+    if reduce_op is not None or reduce_res is not None or reduce_cmd.name != "idle":
+        raise trace.error(
+            "activation: the scalar engine has no accumulators here; use nisa.activation_reduce, "
+            "or nisa.tensor_reduce on the result"
+        )
+    function = _operation(trace, "activation op", op, _operations.FUNCTIONS)
+    if (function is Function.PRELU) != (alpha is not None):
+        raise trace.error("activation: alpha is the slope of nl.prelu, which needs it")
+    d = _destination(trace, what, dst)
+    (s,) = sources = _sources(trace, what, dst, d, data=data)
+    scale = _scalar(trace, f"{what} scale", scale, s)
+    bias = _MINUS_ZERO if bias is None else _scalar(trace, f"{what} bias", bias, s)
+    _record(
+        trace, _isa.Activation, d, sources, function=function, saturate=bool(saturate),
+        alpha=0 if alpha is None else _scalar(trace, f"{what} alpha", alpha, s),
+        **_scalar_fields("scale", scale), **_scalar_fields("bias", bias),
+    )  # fmt: skip
+
+
+def activation_reduce(
+    dst, op, data, reduce_op, reduce_res, bias=None, scale=1.0, name=None, *, saturate=False
+):
+    """:func:`activation`, and the sums of its results over all free axes in ``reduce_res``.
+
+    The scalar engine does not sum here: the vector engine reduces dst, as :func:`tensor_reduce`.
+    So what is summed are the numbers in dst, rounded to its format.
+    """
+    del name
+    trace = _trace.current()
+    if reduce_op is not _operations.add:
+        raise trace.error(f"activation_reduce: reduce_op must be nl.add, not {reduce_op!r}")
+    activation(dst, op, data, bias, scale, saturate=saturate)
+    tensor_reduce(reduce_res, reduce_op, dst, tuple(range(1, dst.ndim)))
+
+
+def reciprocal(dst, data, name=None):
+    """``dst = 1 / data``, element by element: :func:`activation` with ``nl.reciprocal``.
+
+    No other engine than the scalar engine has reciprocals here.
+    """
+    del name
+    activation(dst, _operations.reciprocal, data)
 
 
 def dma_copy(
@@ -295,7 +638,7 @@ def dma_copy(
                 f"dma_copy: dst {dst} and src {src} must have the same number format; "
                 "convert with nisa.tensor_copy in SBUF"
             )
-    trace.ops.append(_trace.Op(_trace.DMA, dst, src, None, None, trace.location()))
+    trace.ops.append(_trace.Op(_trace.DMA, dst, (src,), {}, trace.location()))
     if after is not None:
         tensor_copy(after, dst)
 
@@ -304,3 +647,72 @@ def _conversion_tile(trace, like, dtype):
     """A tile in SBUF of the shape of ``like``, which an engine can walk."""
     _access(trace, "dma_copy with conversion", like, _SBUF)
     return trace.allocate(like.shape, dtype, "sbuf", name=f"{like.name}_as_{dtype.name}")
+
+
+def dma_transpose(
+    dst, src, axes=None, dge_mode=None, oob_mode=None, engine=engine.unknown, name=None
+):
+    """Copy with reordered axes: ``dst = src.permute(*axes)``, by default the axes reversed.
+
+    Any formats and any size; the bits are copied. Elements move one by one, which is slow.
+    """
+    del dge_mode, oob_mode, engine, name
+    trace = _trace.current()
+    src = _tensor(trace, "dma_transpose src", src)
+    dma_copy(dst, src.permute(*(reversed(range(src.ndim)) if axes is None else axes)))
+
+
+def identity(trace, dtype):
+    """A square SBUF tile with ones on its diagonal, as wide as the machine; one for each format.
+
+    No engine knows which partition it works on, but DMA does: row after row is read from a row of
+    zeros around a one, each a step earlier.
+    """
+    found = trace.constants.get(("identity", dtype))
+    if found is None:
+        n = trace.config.partitions
+        row = trace.allocate((1, 2 * n - 1), dtype, "sbuf", name=f"{dtype.name}_row")
+        memset(row, 0)
+        memset(row[:, n - 1 : n], 1)
+        found = trace.allocate((n, n), dtype, "sbuf", name=f"{dtype.name}_identity")
+        dma_copy(found, row.ap([[2 * n - 1, 1], [-1, n], [1, n]], offset=n - 1).squeeze_dim(0))
+        trace.constants["identity", dtype] = found
+    return found
+
+
+def nc_transpose(dst, data, engine=engine.unknown, name=None):
+    """``dst = data.T``: partitions become elements, on the tensor engine.
+
+    A product with the identity matrix, of which the kernel gets one for each format. All finite
+    numbers of all floating-point formats come out exact, except that -0 becomes +0. An infinity or
+    NaN makes its whole column of data NaN; :func:`dma_transpose` copies those as well.
+
+    Parameters
+    ----------
+    dst : PSUM tile ``[F, P]`` float32, or SBUF tile ``[F, P]``
+        What is in PSUM here is float32, whatever the format of data. To SBUF the vector engine
+        copies from a PSUM tile, and converts.
+    data : SBUF tile ``[P, F]`` of a floating-point format
+        F at most ``nl.tile_size.gemm_stationary_fmax``.
+    """
+    del name
+    trace = _trace.current()
+    _check_engine(trace, "nc_transpose", engine, tensor_engine)
+    s = _access(trace, "nc_transpose data", data, _SBUF)
+    if not s.dtype.is_float:
+        raise trace.error(
+            f"nc_transpose: data {data} must be a floating-point format; use nisa.dma_transpose"
+        )
+    d = _access(trace, "nc_transpose dst", dst, _CHIP)
+    if d.count != s.elements or d.elements != s.count:
+        raise trace.error(
+            f"nc_transpose: dst {dst} must have shape [{s.elements}, {s.count}] for data {data}"
+        )
+    same = slice(s.start, s.start + s.count)
+    target = dst
+    if dst.buffer == "sbuf":
+        shape = (d.count, d.elements)
+        target = trace.allocate(shape, _formats.FP32, "psum", name=f"{data.name}_transposed")
+    nc_matmul(target, data, identity(trace, s.dtype)[same, same], accumulate=False)
+    if dst.buffer == "sbuf":
+        tensor_copy(dst, target)

@@ -1,15 +1,18 @@
 """``nki.language``: number formats, buffers, tensors, ranges and tile sizes."""
 
 from ...rtl.arch import formats as _formats
+from . import operations as _operations
 from . import trace as _trace
+from .operations import *  # noqa: F403
 from .tensor import KernelError, NkiTensor
 
 __all__ = [
-    "affine_range", "bfloat16", "broadcast_to", "copy", "ds", "float8_e3m4", "float8_e4m3",
-    "float8_e4m3fn", "float8_e5m2", "float16", "float32", "hbm", "int8", "int16", "int32", "load",
-    "ndarray", "num_programs", "private_hbm", "program_id", "program_ndim", "psum", "sbuf",
-    "sequential_range", "shared_hbm", "static_range", "store", "tfloat32", "tile_size", "uint8",
-    "uint16", "uint32", "zeros",
+    *_operations.__all__, "affine_range", "bfloat16", "broadcast_to", "ds", "empty_like", "float16",
+    "float32", "float8_e3m4", "float8_e4m3", "float8_e4m3fn", "float8_e5m2", "full", "hbm", "int16",
+    "int32", "int8", "load", "load_transpose2d", "ndarray", "num_programs", "ones", "private_hbm",
+    "program_id", "program_ndim", "psum", "sbuf", "sequential_range", "shared_hbm",
+    "shared_identity_matrix", "static_range", "store", "tfloat32", "tile_size", "uint16", "uint32",
+    "uint8", "zeros", "zeros_like",
 ]  # fmt: skip
 
 float32 = _formats.FP32
@@ -176,6 +179,43 @@ def zeros(shape, dtype, buffer=None, name=""):
     return view
 
 
+def full(shape, fill_value, dtype, buffer=None, name=""):
+    """A new SBUF tile of equal numbers."""
+    from . import isa
+
+    view = ndarray(shape, dtype, buffer=buffer, name=name)
+    isa.memset(view, fill_value)
+    return view
+
+
+def ones(shape, dtype, buffer=None, name=""):
+    """A new SBUF tile of ones."""
+    return full(shape, 1, dtype, buffer=buffer, name=name)
+
+
+def empty_like(x, dtype=None, buffer=None, name=""):
+    """A new tile of the shape and format of another, without defined contents."""
+    return ndarray(x.shape, x.dtype if dtype is None else dtype, buffer=buffer, name=name)
+
+
+def zeros_like(x, dtype=None, buffer=None, name=""):
+    """A new tile of zeros of the shape and format of another."""
+    return zeros(x.shape, x.dtype if dtype is None else dtype, buffer=buffer, name=name)
+
+
+def shared_identity_matrix(n, dtype):
+    """An SBUF tile ``[n, n]`` with ones on its diagonal; one for the kernel and each format."""
+    from . import isa
+
+    trace = _trace.current()
+    if not 1 <= n <= trace.config.partitions:
+        raise trace.error(
+            f"shared_identity_matrix({n}): it has from 1 to {trace.config.partitions} partitions "
+            "(nl.tile_size.pmax)"
+        )
+    return isa.identity(trace, _formats.format_of(dtype))[:n, :n]
+
+
 def load(src, dtype=None):
     """A new SBUF tile with the contents of an HBM view."""
     from . import isa
@@ -185,20 +225,16 @@ def load(src, dtype=None):
     return tile
 
 
+def load_transpose2d(src, dtype=None):
+    """A new SBUF tile with the transpose of an HBM view of two axes."""
+    return load(src.permute(1, 0), dtype)
+
+
 def store(dst, value):
     """Copy an SBUF tile to an HBM view."""
     from . import isa
 
     isa.dma_copy(dst, value)
-
-
-def copy(src, dtype=None):
-    """A new SBUF tile with the contents of a tile in SBUF or PSUM."""
-    from . import isa
-
-    tile = ndarray(src.shape, src.dtype if dtype is None else dtype, buffer=sbuf)
-    isa.tensor_copy(tile, src)
-    return tile
 
 
 def broadcast_to(src, shape):

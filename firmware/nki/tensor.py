@@ -66,7 +66,9 @@ class Storage:
 class Access:
     """A view as an engine's access pattern, relative to its tile."""
 
-    __slots__ = ("cells", "count", "dims", "dtype", "elements", "offset", "row", "start", "storage")
+    __slots__ = (
+        "cells", "count", "dims", "dtype", "elements", "inner", "offset", "row", "start", "storage",
+    )  # fmt: skip
 
     def __init__(self, storage, dtype, start, count, offset, dims):
         self.storage = storage
@@ -79,6 +81,7 @@ class Access:
         for _, n in dims:
             elements *= n
         self.elements = elements
+        self.inner = 0  # innermost dimensions that were asked to stay apart
         self.cells = None
         self.row = None
 
@@ -130,6 +133,29 @@ def _merged(dims):
         else:
             out.append((step, count))
     return tuple(out) or ((0, 1),)
+
+
+def _operator(name, *, reverse=False):
+    """A method that calls a function of two operands of ``nki.language``."""
+
+    def method(self, other):
+        from . import operations
+
+        function = getattr(operations, name)
+        return function(other, self) if reverse else function(self, other)
+
+    return method
+
+
+def _function(name):
+    """A method that calls a function of one operand of ``nki.language``."""
+
+    def method(self):
+        from . import operations
+
+        return getattr(operations, name)(self)
+
+    return method
 
 
 class NkiTensor:
@@ -424,10 +450,27 @@ class NkiTensor:
             self.storage, (*self.shape[:-1], n // new), (*self.steps[:-1], new), self.offset, dtype
         )
 
+    # Arithmetic: a new tile each, as the function of nki.language makes it ----------------------
+
+    __array_ufunc__ = None  # numpy leaves the operators to us
+
+    __add__, __radd__ = _operator("add"), _operator("add", reverse=True)
+    __sub__, __rsub__ = _operator("subtract"), _operator("subtract", reverse=True)
+    __mul__, __rmul__ = _operator("multiply"), _operator("multiply", reverse=True)
+    __truediv__, __rtruediv__ = _operator("divide"), _operator("divide", reverse=True)
+    __lt__, __le__ = _operator("less"), _operator("less_equal")
+    __gt__, __ge__ = _operator("greater"), _operator("greater_equal")
+    __and__, __or__, __xor__ = map(_operator, ("bitwise_and", "bitwise_or", "bitwise_xor"))
+    __lshift__, __rshift__ = _operator("left_shift"), _operator("right_shift")
+    __neg__, __invert__ = _function("negative"), _function("invert")
+
     # For engines ----------------------------------------------------------------------------------
 
-    def access(self):
+    def access(self, inner=0):
         """This view as an :class:`Access`.
+
+        The last ``inner`` axes get dimensions of their own, at least one, and are not joined with
+        others; :attr:`Access.inner` says how many.
 
         Raises
         ------
@@ -435,7 +478,7 @@ class NkiTensor:
             If no engine can walk it; the message says why.
         """
         found = self._access
-        if found is not None:
+        if found is not None and not inner:
             return found
         shape, steps, size = self.shape, self.steps, self.dtype.bytes
         if not shape:
@@ -451,13 +494,17 @@ class NkiTensor:
         dims = []
         for step, count in zip(reversed(steps[1:]), reversed(shape[1:]), strict=True):
             if count == 1:
+                dims.append((0, 1))
                 continue
             if step >= PARTITION:
                 raise ValueError(f"{self}: only axis 0 may run over partitions")
             if step % size:
                 raise ValueError(f"{self}: a step of {step} bytes is not a multiple of {size}")
             dims.append((step // size, count))
-        dims = _merged(dims)
+        first = _merged(dims[:inner]) if inner else ()
+        dims = (*first, *_merged(dims[inner:]))
+        if inner and dims[len(first) :] == ((0, 1),):
+            dims = first
         if len(dims) > 4:
             raise ValueError(
                 f"{self}: {len(dims)} free dimensions remain, an engine walks at most 4"
@@ -470,5 +517,8 @@ class NkiTensor:
         if offset % size:
             raise ValueError(f"{self}: byte offset {offset} is not a multiple of {size}")
         found = Access(self.storage, self.dtype, start, shape[0], offset, dims)
-        self._access = found
+        if inner:
+            found.inner = len(first)
+        else:
+            self._access = found
         return found

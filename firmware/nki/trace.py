@@ -15,10 +15,8 @@ from ...rtl.arch.config import TRN, CoreConfig, named_config
 from .tensor import KernelError, NkiTensor, Storage, TensorSpec
 
 __all__ = [
-    "COPY",
     "DMA",
     "MATMUL",
-    "MEMSET",
     "ZERO",
     "Kernel",
     "Op",
@@ -28,24 +26,39 @@ __all__ = [
     "set_runner",
 ]
 
-MATMUL, COPY, MEMSET, DMA, ZERO = range(5)
-"""Kinds of operations; ``ZERO``, a matmul of zeros, is how the compiler clears a PSUM tile."""
+MATMUL, DMA, ZERO = "matmul", "dma", "zero"
+"""Kinds of operations that become several instructions, or none; ``ZERO``, a matmul of zeros, is
+how the compiler clears a PSUM tile. The kind of every other operation is its instruction's class.
+"""
 
 _HERE = str(Path(__file__).parent)
 _NAMED = re.compile(r"^\s*([A-Za-z_]\w*)\s*=[^=]")
 
 
 class Op:
-    """One recorded operation: kind, operands (views or accesses), flags, place in the source."""
+    """One recorded operation.
 
-    __slots__ = ("dst", "kind", "location", "moving", "src", "value")
+    Attributes
+    ----------
+    kind : subclass of :class:`~..rtl.arch.isa.Instruction`, or ``MATMUL``, ``DMA``, ``ZERO``
+    dst : access or view
+        What it writes.
+    sources : tuple of accesses or views
+        What it reads: the operands (of a matmul stationary, then moving), then scalars.
+    fields : dict
+        Fields of the instruction by name; an access stands for its offset in SBUF. Of a matmul:
+        ``accumulate``. Shared between operations, so not to be changed.
+    location : :class:`int`
+        Place in the source.
+    """
 
-    def __init__(self, kind, dst, src, moving, value, location):
+    __slots__ = ("dst", "fields", "kind", "location", "sources")
+
+    def __init__(self, kind, dst, sources, fields, location):
         self.kind = kind
         self.dst = dst
-        self.src = src
-        self.moving = moving
-        self.value = value
+        self.sources = sources
+        self.fields = fields
         self.location = location
 
 
@@ -71,6 +84,7 @@ class Trace:
         self.locations = []
         self._location_index = {}
         self.outputs = ()
+        self.constants = {}  # tiles that the language made, once for the kernel
 
     def location(self):
         """Index of the kernel line that is being executed."""

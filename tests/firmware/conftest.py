@@ -2,14 +2,15 @@
 
 :class:`Machine` executes a linked program with every engine delayed at random: reads as late and
 writes as early as the rules of the hardware allow, in any order that the semaphores do not forbid.
-A missing wait becomes a wrong result. Arithmetic is exact for small integers only.
+A missing wait becomes a wrong result. Arithmetic is exact for small integers only, and knows a few
+operations.
 """
 
 import numpy as np
 import pytest
-from makalu.rtl.arch import isa
+from makalu.rtl.arch import formats, isa
 from makalu.rtl.arch.config import SBUF_WINDOW, WINDOW_LOG2
-from makalu.rtl.arch.isa import Half, UpdateMode, WaitMode
+from makalu.rtl.arch.isa import AluOp, Engine, Function, Half, UpdateMode, WaitMode
 
 
 class Deadlock(AssertionError):
@@ -109,12 +110,13 @@ class Machine:
         self.heads = dict.fromkeys(self.queues, 0)
         self.weights = self.shadow = None
         self.loading = None
-        self.pe, self.dve = [], []  # in flight: [instruction, data or None]
+        self.pe = []  # in flight: [instruction, data or None, weights]
+        self.simple = {Engine.DVE: [], Engine.ACT: []}  # in flight: [instruction, data or None]
         self.dma = {}  # (engine, queue) -> [[job, descriptor, data or None], ...]
         agents = [
             *((self._issue, q) for q in self.queues),
             (self._load_weights, None), (self._pe_read, None), (self._pe_write, None),
-            (self._dve_read, None), (self._dve_write, None),
+            *((action, e) for e in self.simple for action in (self._read, self._write)),
             *((self._dma_read, e) for e in range(self.config.dma_engines)),
             *((self._dma_write, e) for e in range(self.config.dma_engines)),
         ]  # fmt: skip
@@ -136,7 +138,8 @@ class Machine:
             for q, head in self.heads.items()
             if head < len(self.queues[q])
         ]
-        if stuck or self.pe or self.dve or self.loading or any(self.dma.values()):
+        working = self.pe, self.loading, *self.simple.values(), *self.dma.values()
+        if stuck or any(working):
             raise Deadlock("\n".join(stuck))
 
     def _complete(self, update):
@@ -168,12 +171,11 @@ class Machine:
             if self.shadow is not None:
                 self.weights, self.shadow = self.shadow, None
             self.pe.append([ins, None, self.weights])
-        elif isinstance(ins, isa.TensorCopy | isa.Memset):
-            if len(self.dve) >= 2:
+        elif not isinstance(ins, isa.DmaStart):
+            if len(self.simple[queue]) >= 2:
                 return False
-            self.dve.append([ins, None])
+            self.simple[queue].append([ins, None])
         else:
-            assert isinstance(ins, isa.DmaStart)
             assert ins.first + ins.engines_used <= self.config.dma_engines
             assert ins.engines_used
             assert ins.table % 128 == 0
@@ -218,26 +220,32 @@ class Machine:
         self._complete(ins.update)
         return True
 
-    def _dve_read(self, _):
-        for entry in self.dve:
+    def _read(self, engine):
+        for entry in self.simple[engine]:
             if entry[1] is None:
                 ins = entry[0]
-                if isinstance(ins, isa.Memset):
-                    size = ins.dst.dtype.bytes
-                    raw = np.frombuffer(ins.value.to_bytes(4, "little")[:size], ins.dst.dtype.dtype)
-                    entry[1] = np.broadcast_to(raw, (ins.dst.num_partitions, ins.dst.elements))
-                else:
-                    entry[1] = self.read(ins.src)
-                    if ins.src.dtype is not ins.dst.dtype:
-                        values = ins.src.dtype.decode(entry[1])
-                        entry[1] = ins.dst.dtype.encode(values, saturate=bool(ins.saturate))
+                operands = [ins.values[name] for name, item, _ in ins.operands if not item.writes]
+                sources = [(ap.dtype, self.read(ap)) for ap in operands]
+                fields = {name: int(ins.values[name]) for name, _, _ in ins.scalars}
+                for name, item, _ in ins.scalars:
+                    if item.pointer and fields[item.pointer]:
+                        ap = operands[0]
+                        fields[name] = self.read(
+                            isa.AccessPattern(
+                                formats.FP32, ap.start_partition, ap.num_partitions, fields[name],
+                                ((0, 1),),
+                            )
+                        )  # fmt: skip
+                shape = ins.dst.num_partitions, ins.dst.elements
+                entry[1] = compute(type(ins), ins.dst.dtype, shape, sources, fields)
                 return True
         return False
 
-    def _dve_write(self, _):
-        if not self.dve or self.dve[0][1] is None:
+    def _write(self, engine):
+        flying = self.simple[engine]
+        if not flying or flying[0][1] is None:
             return False
-        ins, data = self.dve.pop(0)
+        ins, data = flying.pop(0)
         self.write(ins.dst, data)
         self._complete(ins.update)
         return True
@@ -273,6 +281,60 @@ def _part(values, fmt, half):
         return exact
     hi = (values.view(np.uint32) & np.uint32(0xFFFFF000)).view(np.float32).astype(np.float64)
     return hi if half == Half.HI else exact - hi
+
+
+_ALU = {
+    AluOp.BYPASS: lambda a, b: a, AluOp.ADD: np.add, AluOp.SUBTRACT: np.subtract,
+    AluOp.MULTIPLY: np.multiply, AluOp.MAX: np.maximum, AluOp.MIN: np.minimum,
+}  # fmt: skip
+_FUNCTIONS = {
+    Function.COPY: lambda x: x, Function.ABS: np.abs, Function.RELU: lambda x: np.maximum(x, 0),
+}  # fmt: skip
+
+
+def compute(cls, dtype, shape, sources, fields):
+    """Codes that an instruction of the vector or scalar engine writes.
+
+    ``sources`` are (format, codes), ``fields`` numbers by name; where a pointer flag is set an
+    array with a number for each partition.
+    """
+    if cls is isa.Memset:
+        raw = np.frombuffer(fields["value"].to_bytes(4, "little")[: dtype.bytes], dtype.dtype)
+        return np.broadcast_to(raw, shape)
+    if cls is isa.TensorCopy and sources[0][0] is dtype:
+        return sources[0][1]
+    x, *others = (fmt.decode(codes) for fmt, codes in sources)
+
+    def number(name):
+        value = fields[name]
+        if isinstance(value, np.ndarray):
+            return value.astype(np.float64)
+        return float(np.uint32(value).view(np.float32))
+
+    def step(op, a, b, reverse):
+        return _ALU[AluOp(op)](b, a) if reverse else _ALU[AluOp(op)](a, b)
+
+    if cls is isa.TensorTensor:
+        x = step(fields["op"], x, others[0], False)
+    elif cls is isa.TensorScalar:
+        x = step(fields["op0"], x, number("scalar0"), fields["reverse0"])
+        x = step(fields["op1"], x, number("scalar1"), fields["reverse1"])
+    elif cls is isa.ScalarTensorTensor:
+        x = step(fields["op0"], x, number("scalar0"), fields["reverse0"])
+        x = step(fields["op1"], x, others[0], fields["reverse1"])
+    elif cls is isa.TensorReduce:
+        rows = x.reshape(*shape, -1)
+        x = _ALU[AluOp(fields["op"])].reduce(rows, axis=2)
+        x = -x if fields["negate"] else x
+    elif cls is isa.Activation:
+        x = _FUNCTIONS[Function(fields["function"])](x * number("scale") + number("bias"))
+    else:
+        assert cls is isa.TensorCopy, cls
+    with np.errstate(all="ignore"):
+        return dtype.encode(x, saturate=bool(fields["saturate"]))
+
+
+Machine.compute = staticmethod(compute)
 
 
 @pytest.fixture

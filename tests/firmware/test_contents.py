@@ -12,10 +12,11 @@ from makalu.firmware.compiler import compile_trace, schedule
 from makalu.firmware.compiler.contents import check_contents
 from makalu.firmware.nki import KernelError, NkiTensor, TensorSpec
 from makalu.firmware.nki.tensor import Storage
-from makalu.firmware.nki.trace import MEMSET, ZERO
+from makalu.firmware.nki.trace import ZERO
 from makalu.firmware.nki.written import Written
 from makalu.rtl.arch import formats
 from makalu.rtl.arch.config import SMALL, TINY
+from makalu.rtl.arch.isa import Memset
 
 A = TensorSpec((4, 16), "fp32")
 
@@ -470,8 +471,8 @@ def kinds(kernel):
 
 
 def test_a_tile_is_cleared_once_before_its_first_use():
-    assert kinds(across_a_border)[0] == [MEMSET, ZERO]
-    assert kinds(untouched)[0] == [MEMSET, ZERO, ZERO, ZERO]
+    assert kinds(across_a_border)[0] == [Memset, ZERO]
+    assert kinds(untouched)[0] == [Memset, ZERO, ZERO, ZERO]
     assert kinds(in_sbuf)[0] == []
     # A product of zeros is work of the array, but not of the kernel.
     assert kinds(untouched)[1]["macs"] == 4 * 4 * 16

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 from makalu.firmware.nki import KernelError, TensorSpec
 from makalu.firmware.nki.tensor import PARTITION, byte_runs
-from makalu.firmware.nki.trace import COPY, DMA
+from makalu.firmware.nki.trace import DMA
 from makalu.rtl.arch.config import SMALL, TINY
+from makalu.rtl.arch.isa import TensorCopy
 
 A = TensorSpec((4, 16), "fp32")
 
@@ -147,7 +148,7 @@ def test_accumulate_none_overwrites_first_and_adds_after():
         nisa.nc_matmul(sums[:, 4:], s, m[:, :4])
         nisa.nc_matmul(sums[:, 1:3], s, m[:, 1:3])
 
-    found = [op.value for op in trace(body).ops]
+    found = [op.fields["accumulate"] for op in trace(body).ops]
     assert found == [False, False, True, True]
 
 
@@ -158,7 +159,7 @@ def test_accumulating_onto_nothing_is_explained():
         nisa.nc_matmul(sums, s, m, accumulate=True)
 
     assert "no matmul has written dst" in message(lambda: body(nl.ndarray))
-    assert [op.value for op in trace(lambda: body(nl.zeros)).ops] == [False, True]
+    assert [op.fields["accumulate"] for op in trace(lambda: body(nl.zeros)).ops] == [False, True]
 
 
 def test_dma_shapes_must_agree():
@@ -182,9 +183,9 @@ def test_dma_that_converts_goes_through_the_vector_engine():
         nisa.dma_copy(nl.ndarray((4, 16), nl.float32, buffer=nl.hbm), tile)
 
     ops = trace(body, A).ops
-    assert [op.kind for op in ops] == [DMA, COPY, COPY, DMA]
+    assert [op.kind for op in ops] == [DMA, TensorCopy, TensorCopy, DMA]
     assert ops[0].dst.dtype is nl.float32
-    assert ops[3].src.dtype is nl.float32
+    assert ops[3].sources[0].dtype is nl.float32
 
 
 def test_dma_does_not_reach_psum():
