@@ -13,6 +13,7 @@ from .arch.events import events_layout, events_of
 from .arch.registers import ADDRESS_BITS as REGISTER_ADDRESS_BITS
 from .control.control import Control
 from .engines.dma import DmaEngine
+from .engines.scalar import ScalarEngine
 from .engines.tensor import TensorEngine
 from .engines.vector import VectorEngine
 from .lib.axi import AXI4, AXI4Lite, AXI4Read
@@ -56,6 +57,7 @@ class Core(wiring.Component):
         self.sbuf = Sbuf(config=config)
         self.tensor = TensorEngine(config=config)
         self.vector = VectorEngine(config=config)
+        self.scalar = ScalarEngine(config=config)
         self.dma = [DmaEngine(config=config) for _ in range(config.dma_engines)]
         super().__init__(
             {
@@ -75,7 +77,7 @@ class Core(wiring.Component):
     def elaborate(self, platform):
         m = Module()
         control, sbuf, tensor = self.control, self.sbuf, self.tensor
-        vector, dma = self.vector, self.dma
+        vector, scalar, dma = self.vector, self.scalar, self.dma
         m.domains.sync = self.sync_domain
         m.domains.engines = self.engines_domain
         m.d.comb += self.engines_domain.rst.eq(control.engine_reset)
@@ -85,6 +87,7 @@ class Core(wiring.Component):
         m.submodules.sbuf = in_engines(sbuf)
         m.submodules.tensor = in_engines(tensor)
         m.submodules.vector = in_engines(vector)
+        m.submodules.scalar = in_engines(scalar)
         for i, engine in enumerate(dma):
             m.submodules[f"dma{i}"] = in_engines(Replicated(engine, "dma_engine"))
 
@@ -96,8 +99,10 @@ class Core(wiring.Component):
 
         # Work from the queues
         connect_streams(m, control.pe, tensor.instructions)
+        connect_streams(m, control.act, scalar.instructions)
         connect_streams(m, control.dve, vector.instructions)
         connect_streams(m, tensor.update, control.pe_update)
+        connect_streams(m, scalar.update, control.act_update)
         connect_streams(m, vector.update, control.dve_update)
         for i, engine in enumerate(dma):
             connect_streams(m, control.dma_jobs[i], engine.jobs)
@@ -112,10 +117,13 @@ class Core(wiring.Component):
         # Memories
         connect(m, tensor.moving, sbuf.moving)
         connect(m, tensor.weights, sbuf.weights)
-        for i in range(2):
-            connect(m, vector.sbuf_read[i], sbuf.vector_read[i])
-        connect(m, vector.sbuf_write, sbuf.vector_write[0])
-        connect(m, vector.psum_read, tensor.psum_read[0])
+        for port, read in zip(sbuf.vector_read, (*vector.sbuf_read, scalar.sbuf_read), strict=True):
+            connect(m, read, port)
+        for engine, write, psum in zip(
+            (vector, scalar), sbuf.vector_write, tensor.psum_read, strict=True
+        ):
+            connect(m, engine.sbuf_write, write)
+            connect(m, engine.psum_read, psum)
         for i, engine in enumerate(dma):
             connect_streams(m, engine.sbuf_write, sbuf.dma_write[i])
             connect_streams(m, engine.sbuf_read, sbuf.dma_read[i])
@@ -123,9 +131,15 @@ class Core(wiring.Component):
         m.d.comb += [
             tensor.starving.eq(sbuf.starving),
             vector.starving.eq(sbuf.starving),
+            scalar.starving.eq(sbuf.starving),
             # Both read PSUM, each another bank; of two that start together the vector engine does.
-            tensor.psum_busy_dve.eq(vector.psum_busy),
-            vector.psum_busy_others.eq(tensor.psum_busy_pe),
+            tensor.psum_busy_dve.eq(vector.psum_busy | scalar.psum_busy),
+            vector.psum_busy_others.eq(tensor.psum_busy_pe | scalar.psum_busy),
+            scalar.psum_busy_others.eq(
+                tensor.psum_busy_pe | vector.psum_busy | vector.psum_claim
+            ),
+            # The scalar engine's writes were decided first.
+            vector.occupied.eq(scalar.upcoming),
         ]
 
         # State and events
@@ -134,8 +148,10 @@ class Core(wiring.Component):
             m.d.sync += events[event.name].eq(sum(engine.events[event.name] for engine in dma))
         m.d.comb += [
             control.pe_busy.eq(tensor.busy),
+            control.act_busy.eq(scalar.busy),
             control.dve_busy.eq(vector.busy),
             control.pe_events.eq(tensor.events),
+            control.act_events.eq(scalar.events),
             control.dve_events.eq(vector.events),
             control.sbuf_events.eq(sbuf.events),
             control.dma_events.eq(events),
