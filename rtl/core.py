@@ -135,9 +135,7 @@ class Core(wiring.Component):
             # Both read PSUM, each another bank; of two that start together the vector engine does.
             tensor.psum_busy_dve.eq(vector.psum_busy | scalar.psum_busy),
             vector.psum_busy_others.eq(tensor.psum_busy_pe | scalar.psum_busy),
-            scalar.psum_busy_others.eq(
-                tensor.psum_busy_pe | vector.psum_busy | vector.psum_claim
-            ),
+            scalar.psum_busy_others.eq(tensor.psum_busy_pe | vector.psum_busy | vector.psum_claim),
             # The scalar engine's writes were decided first.
             vector.occupied.eq(scalar.upcoming),
         ]

@@ -4,8 +4,9 @@
 their queues, and adds the semaphores that make every other order give the same bytes. Whatever
 touches the same bytes is ordered; everything else is left to the machine.
 
-Streams (weight loads, matmuls, vector instructions, each DMA queue) complete in order and count on
-a semaphore each. What each byte was last read and written by, per stream, gives the waits.
+Streams (weight loads, matmuls, vector and scalar instructions, each DMA queue) complete in order
+and count on a semaphore each. What each byte was last read and written by, per stream, gives the
+waits.
 """
 
 from dataclasses import dataclass, field, replace
@@ -16,12 +17,14 @@ from makalu.rtl.arch.isa import (
     BITWISE_OPS,
     WORD_BYTES,
     AccessPattern,
+    Activation,
     AluOp,
     Descriptor,
     DescriptorSide,
     DmaStart,
     Engine,
     EventSemaphore,
+    Function,
     LoadStationary,
     MatmulMoving,
     Memset,
@@ -46,7 +49,7 @@ DATA_BYTES = 1 << 14
 """Data lies at the end of HBM, so that some of it abuts what answers with an error."""
 DATA = HBM_BYTES - DATA_BYTES
 
-LOAD, MATMUL, VECTOR, DMA = range(4)  # streams; DMA + q is queue q
+LOAD, MATMUL, VECTOR, SCALAR, DMA = range(5)  # streams; DMA + q is queue q
 DMA_ISSUERS = (Engine.SP, Engine.ACT, Engine.POOL, Engine.SP)
 
 
@@ -171,6 +174,7 @@ class _Builder:
         self.units = [int(rng.choice([1, 1, 2, 1000, 1 << 24])) for _ in range(streams)]
         self.width = 0  # columns of the weights that the next matmul uses
         self.last_dst = None
+        self.functions = rng.choice(list(Function), 3)
 
     def chance(self, p):
         return self.rng.random() < p
@@ -354,8 +358,8 @@ class _Builder:
         """An operation, one on bits less often than the others."""
         return int(self.pick(BITWISE_OPS if self.chance(0.1) else tuple(AluOp)))
 
-    def arithmetic(self, cls, count, scalars=0):
-        """An instruction of ``count`` sources and ``scalars`` scalars."""
+    def arithmetic(self, cls, count, scalars=(), stream=VECTOR, **more):
+        """An instruction of ``count`` sources and of scalars, by name."""
         partitions, n = int(self.rng.integers(1, self.config.partitions + 1)), self.vector_size()
         ops = [name for name, item, _ in cls.scalars if item.values is AluOp]
         while True:
@@ -373,16 +377,16 @@ class _Builder:
             values |= {f"reverse{i}": int(self.chance(0.4)) for i in range(len(ops))
                        if "op0" in ops}  # fmt: skip
             reads = [self.bytes_of(ap) for ap in found if ap != dst]
-            reads += [self.scalar(f"scalar{i}", found[0], values) for i in range(scalars)]
+            reads += [self.scalar(name, found[0], values) for name in scalars]
             writes = self.bytes_of(dst)
             apart = not np.isin(np.concatenate([*reads, np.empty(0, np.int64)]), writes).any()
             if dst.elements == found[0].elements and apart:
                 break
         names = [name for name, operand, _ in cls.operands if not operand.writes]
         values |= dict(zip(names, found, strict=True))
-        values |= {"dst": dst, "saturate": int(self.chance(0.5))}
+        values |= {"dst": dst, "saturate": int(self.chance(0.5)), **more}
         reads = np.concatenate([*reads, *(writes for ap in found if ap == dst)])
-        self.emit(cls(**values), VECTOR, reads.astype(np.int64), writes)
+        self.emit(cls(**values), stream, reads.astype(np.int64), writes)
 
     def distinct(self, ap):
         """Whether no two elements of a pattern share a byte."""
@@ -393,10 +397,18 @@ class _Builder:
         self.arithmetic(TensorTensor, 2)
 
     def two_scalars(self):
-        self.arithmetic(TensorScalar, 1, 2)
+        self.arithmetic(TensorScalar, 1, ("scalar0", "scalar1"))
 
     def two_tensors_and_scalar(self):
-        self.arithmetic(ScalarTensorTensor, 2, 1)
+        self.arithmetic(ScalarTensorTensor, 2, ("scalar0",))
+
+    def activation(self):
+        # A few functions in each program: the tables of all others would take most of the time.
+        self.arithmetic(
+            Activation, 1, ("scale", "bias"), SCALAR,
+            function=int(self.pick(self.functions)),
+            alpha=int(self.rng.choice(SCALARS)),
+        )  # fmt: skip
 
     def reduce(self):
         rng = self.rng
@@ -512,7 +524,7 @@ def random_program(rng, config, length):
     weights = {
         builder.load: 2, builder.matmul: 4, builder.copy: 2, builder.fill: 1, builder.dma: 4,
         builder.handshake: 0.7, builder.two_tensors: 1.5, builder.two_scalars: 1.5,
-        builder.two_tensors_and_scalar: 1.5, builder.reduce: 1.5,
+        builder.two_tensors_and_scalar: 1.5, builder.reduce: 1.5, builder.activation: 2,
     }  # fmt: skip
     actions = list(weights)
     p = np.array(list(weights.values()))

@@ -9,7 +9,9 @@ from makalu.rtl.arch.formats import BF16, FP32
 from makalu.rtl.arch.isa import (
     INSTRUCTIONS,
     AccessPattern,
+    Activation,
     AluOp,
+    Function,
     LoadStationary,
     MatmulMoving,
     ReduceOp,
@@ -121,7 +123,7 @@ def test_the_generator_reaches_every_instruction_and_format(seed):
             for name, _, _ in instruction.operands:
                 formats.add((instruction.mnemonic, name, instruction.values[name].dtype.name))
             for name, item, _ in instruction.scalars:
-                if item.values in (AluOp, ReduceOp):
+                if item.values in (AluOp, Function, ReduceOp):
                     ops.add((instruction.mnemonic, name, instruction.values[name]))
             flags = [v for n, v in instruction.values.items() if n.endswith("_pointer")]
             if flags:
@@ -133,18 +135,18 @@ def test_the_generator_reaches_every_instruction_and_format(seed):
                 rows.add(instruction.inner)
         for descriptor in image.descriptors:
             windows.add((descriptor.src.address >> 40, descriptor.dst.address >> 40))
-    # All but those of the scalar engine
-    assert len(mnemonics) == len(INSTRUCTIONS) - 1
+    assert len(mnemonics) == len(INSTRUCTIONS)
     assert windows == {(0, 0), (0, 1), (1, 0), (1, 1)}
-    assert len(formats) == 8 + 8 + 1 + 14 * (2 + 1 + 3 + 2 + 3 + 2)
+    assert len(formats) == 8 + 8 + 1 + 14 * (2 + 1 + 3 + 2 + 3 + 2 + 2)
     assert ops >= {(cls.mnemonic, name, int(op)) for cls in INSTRUCTIONS.values()
-                   for name, item, _ in cls.scalars if item.values in (AluOp, ReduceOp)
+                   for name, item, _ in cls.scalars if item.values in (AluOp, Function, ReduceOp)
                    for op in item.values}  # fmt: skip
     assert pointers == {
         (TensorScalar, 0, 0), (TensorScalar, 0, 1), (TensorScalar, 1, 0), (TensorScalar, 1, 1),
         (ScalarTensorTensor, 0), (ScalarTensorTensor, 1),
+        (Activation, 0, 0), (Activation, 0, 1), (Activation, 1, 0), (Activation, 1, 1),
     }  # fmt: skip
-    assert in_place == {"tensortensor", "tensorscalar", "scalartensortensor"}
+    assert in_place == {"tensortensor", "tensorscalar", "scalartensortensor", "activation"}
     assert rows == {0, 1, 2, 3}
 
 
