@@ -14,6 +14,8 @@ from makalu.rtl.arch.isa import (
     HEADER,
     INSTRUCTIONS,
     AccessPattern,
+    Activation,
+    AluOp,
     Descriptor,
     DescriptorSide,
     DmaStart,
@@ -24,8 +26,13 @@ from makalu.rtl.arch.isa import (
     LoadStationary,
     MatmulMoving,
     Memset,
+    ReduceOp,
+    ScalarTensorTensor,
     Space,
     TensorCopy,
+    TensorReduce,
+    TensorScalar,
+    TensorTensor,
     Update,
     UpdateMode,
     Wait,
@@ -675,6 +682,22 @@ LOAD = LoadStationary(src=sbuf(formats.BF16, 4, [(1, 4)]))
 LOAD32 = LoadStationary(src=sbuf(formats.FP32, 4, [(1, 4)]))
 START = DmaStart(table=0x100, first=0, engines_used=1, queue=0, count=0)
 DST, SRC = BODY_BIT, BODY_BIT + 224
+SRC1 = SRC + 224
+FLAT, FLAT_PSUM = sbuf(formats.FP32, 2, [(1, 4)]), psum(2, 4)
+TENSORS = TensorTensor(dst=FLAT, src0=FLAT_PSUM, src1=FLAT, op=AluOp.ADD)
+POINTERS = {"scalar0": 64, "scalar0_pointer": 1, "scalar1": 0x3F800001}
+SCALARS = TensorScalar(dst=FLAT, src=FLAT, op0=AluOp.ADD, op1=AluOp.MAX, **POINTERS)
+REDUCE = TensorReduce(
+    dst=FLAT, src=sbuf(formats.BF16, 2, [(1, 3), (3, 5), (15, 4)]), op=ReduceOp.MAX, inner=1
+)
+THREE = ScalarTensorTensor(dst=FLAT, src0=FLAT, src1=FLAT_PSUM, op0=AluOp.ADD, op1=AluOp.LESS)
+
+
+def scalar_field(cls, name):
+    return next((bit, item.width) for n, item, bit in cls.scalars if n == name)
+
+
+SCALAR0, SCALAR1 = (scalar_field(TensorScalar, f"scalar{i}") for i in range(2))
 
 
 def ap_field(base, name):
@@ -725,6 +748,30 @@ BAD_WORDS = {
     "first dma engine": (START, (BODY_BIT + 40, 8), 1, ErrorCode.BAD_FIELD, BODY_BIT + 40),
     "no dma engine": (START, (BODY_BIT + 48, 8), 0, ErrorCode.BAD_FIELD, BODY_BIT + 48),
     "too many dma engines": (START, (BODY_BIT + 48, 8), 2, ErrorCode.BAD_FIELD, BODY_BIT + 48),
+    "two sources in psum": (
+        TENSORS, ap_field(SRC1, "space"), 1, ErrorCode.BAD_FIELD, SRC1 + 8,
+    ),
+    "first source in psum too": (
+        THREE, ap_field(SRC, "space"), 1, ErrorCode.BAD_FIELD, SRC1 + 8,
+    ),
+    "operation": (TENSORS, scalar_field(TensorTensor, "op"), 23, ErrorCode.BAD_FIELD, 928),
+    "no reduction": (REDUCE, (704, 5), AluOp.MULTIPLY, ErrorCode.BAD_FIELD, 704),
+    "pointer misaligned": (SCALARS, SCALAR0, 66, ErrorCode.BAD_FIELD, SCALAR0[0]),
+    "pointer beyond sbuf": (SCALARS, SCALAR0, 2048, ErrorCode.BAD_FIELD, SCALAR0[0]),
+    "number as pointer": (
+        SCALARS, scalar_field(TensorScalar, "scalar1_pointer"), 1, ErrorCode.BAD_FIELD,
+        SCALAR1[0],
+    ),
+    "rows differ": (REDUCE, ap_field(SRC, "count2"), 3, ErrorCode.SIZE_MISMATCH, DST + 112),
+    "fewer dimensions reduced": (
+        REDUCE, scalar_field(TensorReduce, "inner"), 0, ErrorCode.SIZE_MISMATCH, DST + 112,
+    ),
+    "second source differs": (
+        TENSORS, ap_field(SRC1, "count1"), 2, ErrorCode.SIZE_MISMATCH, DST + 112,
+    ),
+    "partitions of the second source differ": (
+        THREE, ap_field(SRC1, "num_partitions"), 1, ErrorCode.SIZE_MISMATCH, DST + 32,
+    ),
     "dma queue": (START, (BODY_BIT + 56, 4), 4, ErrorCode.BAD_FIELD, BODY_BIT + 56),
 }  # fmt: skip
 
@@ -766,7 +813,24 @@ def test_start_partitions_follow_the_quadrant_rule(config):
                 assert caught.value.code == ErrorCode.BAD_PARTITION
 
 
-@pytest.mark.parametrize("instruction", [COPY, MATMUL, LOAD], ids=lambda i: i.mnemonic)
+def test_functions_and_their_scalars_are_checked():
+    activation = Activation(dst=FLAT, src=FLAT, bias=8, bias_pointer=1, scale=7, alpha=5)
+    check = golden.check_word
+    check(activation.encode(), Engine.ACT, TINY)
+    for changes, name in (
+        ({"function": 6}, "function"), ({"function": 28}, "function"),
+        ({"bias": 7}, "bias"), ({"scale_pointer": 1}, "scale"), ({"bias": 1 << 31}, "bias"),
+    ):  # fmt: skip
+        with pytest.raises(golden._Illegal) as caught:
+            check(activation.replace(**changes).encode(), Engine.ACT, TINY)
+        where = scalar_field(Activation, name)[0]
+        assert (caught.value.code, caught.value.field) == (ErrorCode.BAD_FIELD, where)
+
+
+NO_OPS = [COPY, MATMUL, LOAD, TENSORS, SCALARS, THREE]
+
+
+@pytest.mark.parametrize("instruction", NO_OPS, ids=lambda i: i.mnemonic)
 def test_a_count_of_zero_is_a_no_op_that_completes(instruction):
     for name in ("count0", "count3", "num_partitions"):
         word = instruction.encode()
