@@ -5,6 +5,7 @@ that what is tested is which elements meet, not how they are added.
 """
 
 import re
+from pathlib import Path
 
 import makalu
 import makalu.nki as nki
@@ -327,6 +328,15 @@ def test_tables_are_complete():
         assert getattr(nl, name).__doc__
     for op in [*operations.ALU.values(), *operations.FUNCTIONS.values()]:
         assert getattr(nl, op.__name__) is op
+
+
+def test_the_readme_lists_the_functions():
+    text = (Path(__file__).parents[2] / "firmware" / "README.md").read_text()
+    section = text.partition("### Elementwise functions")[2].partition("Tiles have the operators")[
+        0
+    ]
+    named = set(re.findall(r"`(\w+)`", section))
+    assert named >= set(operations.__all__) - {"divide"}
 
 
 # Compilation --------------------------------------------------------------------------------------
