@@ -26,6 +26,7 @@ from ..rtl.arch.isa import (
     INSTRUCTIONS,
     WORD_BYTES,
     AccessPattern,
+    Activation,
     AluOp,
     Descriptor,
     DmaStart,
@@ -46,6 +47,8 @@ from ..rtl.arch.isa import (
     WaitMode,
     decode,
 )
+from .activation import evaluate
+from .arithmetic import fma32
 from .elementwise import operate, reduce_rows
 
 __all__ = [
@@ -958,6 +961,19 @@ def _tensor_reduce(core, instruction):
         result = result ^ np.uint32(1 << 31)
     core.count("dve_elements", src.elements)
     _store_bits(core, instruction, result, bitwise)
+
+
+@executes(Activation)
+def _activation(core, instruction):
+    src = instruction.src
+    factors = [
+        _operand_bits(core, src, bitwise=False),
+        *(_scalar_bits(core, instruction, name, src) for name in ("scale", "bias")),
+    ]
+    argument = fma32(*(bits.view(np.float32) for bits in factors))
+    result = evaluate(instruction.function, argument, np.uint32(instruction.alpha))
+    core.count("act_elements", src.elements)
+    _store_bits(core, instruction, result.view(np.uint32), bitwise=False)
 
 
 @executes(Memset)

@@ -18,8 +18,8 @@ class Event:
     Parameters
     ----------
     source : :class:`str`
-        Block that raises it: ``core``, ``pe``, ``dve``, ``queue_<engine>``, ``sbuf``, ``dma`` or
-        ``fetch``.
+        Block that raises it: ``core``, ``pe``, ``act``, ``dve``, ``queue_<engine>``, ``sbuf``,
+        ``dma`` or ``fetch``.
     name : :class:`str`
         Name within the source; the counter is ``<source>_<name>``.
     width : :class:`int`, bits
@@ -89,6 +89,12 @@ COUNTERS = (
     Event("fetch", "bytes", 4, "Bytes of instructions fetched.", "bytes"),
     # Last, so that the addresses of the others stay what they were.
     Event("dma", "sbuf_beats", 9, "Beats that SBUF took from or gave to descriptors.", "beats"),
+    # Scalar engine
+    Event("act", "elements", 1, "An element per partition entered the lanes."),
+    Event("act", "busy", 1, "An instruction was in the lanes."),
+    Event("act", "wait_psum", 1, "An instruction was ready but another engine held its PSUM bank."),
+    Event("act", "wait_sbuf", 1, "A read or write lost its SBUF bank, or yielded to DMA."),
+    Event("act", "wait_table", 1, "An instruction waited for its function's table."),
 )
 
 

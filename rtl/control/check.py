@@ -38,6 +38,7 @@ FRAME_CYCLES = max(MAX_OPERANDS, 2)
 """Cycles for which a word occupies the first stage of the checker: one per access pattern."""
 
 _CHUNK_BITS = 64
+_SCALAR_LOG2 = 2  # scalars in SBUF are binary32
 _TABLE_BIT = next(bit for name, _, bit in DmaStart.scalars if name == "table")
 _HEADER = {name: (bit, width) for name, bit, width in HEADER}
 _PATTERN = {name: bit for name, bit, _ in AccessPattern.LAYOUT}
@@ -156,10 +157,19 @@ class _Fixed(wiring.Component):
             rules.append((_HEADER[f"{name}_semaphore"][0], unknown))
             rules.append((_HEADER[f"{name}_mode"][0], _not_among(mode, modes)))
         for i, cls in enumerate(classes):
-            for _, item, bit in cls.scalars:
+            fields = {name: word[bit : bit + item.width] for name, item, bit in cls.scalars}
+            for name, item, bit in cls.scalars:
                 if item.values is not None:
-                    wrong = _not_among(word[bit : bit + item.width], item.values)
+                    wrong = _not_among(fields[name], item.values)
                     rules.append((bit, self.chosen[i] & wrong))
+                if item.pointer is not None:
+                    value = fields[name]
+                    outside = value[:_SCALAR_LOG2].any() | (value >= config.sbuf_bytes)
+                    rules.append((bit, self.chosen[i] & fields[item.pointer] & outside))
+            spaces = [bit + _PATTERN["space"] for _, item, bit in cls.operands if not item.writes]
+            if len(spaces) > 1:
+                in_psum = (word[bit : bit + 8] == Space.PSUM for bit in spaces)
+                rules.append((spaces[-1], self.chosen[i] & Cat(in_psum).all()))
             if cls is DmaStart:
                 for condition, bit in _dma_start_rules(word, config):
                     rules.append((bit, self.chosen[i] & condition))
@@ -234,14 +244,22 @@ def _rules_of(cls, index, config):
     }
 
 
+def _reduced_of(cls, index, word):
+    """The field of ``word`` that operand ``index`` of ``cls`` names as ``reduced``, or ``None``."""
+    name = cls.operands[index][1].reduced
+    found = [word[bit : bit + item.width] for n, item, bit in cls.scalars if n == name]
+    return found[0] if found else None
+
+
 class _Operand(wiring.Component):
     """Checks of one access pattern per cycle, in five stages.
 
     Members
     -------
-    pattern, rules, base, first : inputs
-        The pattern's bits, what its operand declares, its first bit in the word, and whether it is
-        the first of its instruction (to which the others are compared).
+    pattern, rules, reduced, base, first : inputs
+        The pattern's bits, what its operand declares, how many of its innermost dimensions do not
+        count in comparisons, its first bit in the word, and whether it is the first of its
+        instruction (to which the others are compared).
     key : output
         Order number of its first error; five cycles after the inputs.
     """
@@ -252,6 +270,7 @@ class _Operand(wiring.Component):
             {
                 "pattern": In(AccessPattern.layout()),
                 "rules": In(_rules_layout(config)),
+                "reduced": In(3),
                 "base": In(_FIELD_BITS),
                 "first": In(1),
                 "key": Out(len(Const(_NO_ERROR))),
@@ -276,10 +295,12 @@ class _Operand(wiring.Component):
         # Stage 1: the pattern as it is.
         ap = Signal(AccessPattern.layout())
         rules = Signal(_rules_layout(config))
+        reduced = Signal(3)
         base = Signal(_FIELD_BITS)
         first = Signal()
         m.d.sync += [
-            ap.eq(self.pattern), rules.eq(self.rules), base.eq(self.base), first.eq(self.first),
+            ap.eq(self.pattern), rules.eq(self.rules), reduced.eq(self.reduced),
+            base.eq(self.base), first.eq(self.first),
         ]  # fmt: skip
         counts = [ap[f"count{i}"] for i in range(4)]
         steps = [ap[f"step{i}"] for i in range(4)]
@@ -290,9 +311,10 @@ class _Operand(wiring.Component):
         empty = Signal()
         for i in range(4):
             m.d.sync += reach[i].eq(steps[i] * (counts[i] - 1)[:16])
+        counted = [Mux(reduced > i, 1, count) for i, count in enumerate(counts)]
         m.d.sync += [
-            low_count.eq(counts[0] * counts[1]),
-            high_count.eq(counts[2] * counts[3]),
+            low_count.eq(counted[0] * counted[1]),
+            high_count.eq(counted[2] * counted[3]),
             empty.eq(Cat(ap.num_partitions == 0, *(count == 0 for count in counts)).any()),
         ]
 
@@ -518,6 +540,8 @@ class Checker(wiring.Component):
                         if rules is not None:
                             with m.If(chosen[i]):
                                 m.d.comb += operand.rules.eq(Const(rules, _rules_layout(config)))
+                                if (inner := _reduced_of(cls, k, word)) is not None:
+                                    m.d.comb += operand.reduced.eq(inner + 1)
 
         def after(name, value, cycles):
             for i in range(cycles):

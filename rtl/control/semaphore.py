@@ -32,7 +32,7 @@ class Semaphores(wiring.Component):
     -------
     queues : :py:`In(stream.Signature(Update)).array(len(Engine))`
         Updates made by the queues themselves; ``queue_pc`` says by which instruction.
-    pe, dve : :py:`In(stream.Signature(Update))`
+    pe, act, dve : :py:`In(stream.Signature(Update))`
     dma : :py:`In(stream.Signature(Update)).array(config.dma_engines)`
     host : :py:`In(stream.Signature(Update))`
         All sources take turns, beginning with the first after a ``start``.
@@ -78,6 +78,7 @@ class Semaphores(wiring.Component):
                 "queues": In(updates).array(n),
                 "queue_pc": In(AXI_ADDR_BITS).array(n),
                 "pe": In(updates),
+                "act": In(updates),
                 "dve": In(updates),
                 "dma": In(updates).array(config.dma_engines),
                 "host": In(updates),
@@ -106,6 +107,7 @@ class Semaphores(wiring.Component):
         sources = [
             *((port, engine, self.queue_pc[engine]) for engine, port in enumerate(self.queues)),
             (self.pe, Engine.PE, 0),
+            (self.act, Engine.ACT, 0),
             (self.dve, Engine.DVE, 0),
             *((port, SOURCE_DMA + i, 0) for i, port in enumerate(self.dma)),
             (self.host, 0, 0),
