@@ -14,17 +14,15 @@ from makalu.firmware.kernels import mlp as layers
 from makalu.firmware.kernels import normalization as norms
 from makalu.firmware.kernels import training, vision
 from makalu.nki import KernelError, TensorSpec
-from makalu.rtl.arch import isa
 from makalu.rtl.arch.config import SMALL, TINY, TRN
-from makalu.rtl.arch.formats import BF16
-from makalu.rtl.arch.isa import AluOp
-from makalu.sim.elementwise import operate
-from makalu.sim.golden import EXECUTORS, GoldenCore, cast_in, cast_out
+from makalu.rtl.arch.formats import BF16, format_of
+from makalu.rtl.arch.isa import AluOp, Function, ReduceOp
+from makalu.sim.activation import evaluate
+from makalu.sim.arithmetic import fma32
+from makalu.sim.elementwise import operate, reduce_rows
+from makalu.sim.golden import GoldenCore, cast_in, cast_out
 
 ALLOWED = {np.float32: 2e-6, ml_dtypes.bfloat16: 8e-3}
-needs_activation = pytest.mark.skipif(
-    isa.Activation not in EXECUTORS, reason="the golden model has no scalar engine"
-)
 both_formats = pytest.mark.parametrize("dtype", ALLOWED, ids=["fp32", "bf16"])
 
 
@@ -58,15 +56,23 @@ ROWS = {
 }
 
 
-@needs_activation
 @both_formats
 @pytest.mark.parametrize("shape", ROWS)
 def test_softmax(dev, some, dtype, shape):
     x = some(*ROWS[shape](dev.config.partitions), scale=5)
-    check(dev.run(norms.softmax, x), norms.softmax_reference(x), dtype)
+    got = dev.run(norms.softmax, x)
+    check(got, norms.softmax_reference(x), dtype)
+    # To the bit
+    bits, one, minus_zero = cast_in(x, format_of(dtype)), np.float32(1), np.float32(-0.0)
+    lowered = reduce_rows(ReduceOp.MAX, bits)[:, None] ^ np.uint32(1 << 31)
+    powers = evaluate(Function.EXP, fma32(bits.view(np.float32), one, lowered.view(np.float32)))
+    powers = powers.view(np.uint32)
+    total = reduce_rows(ReduceOp.ADD, powers)[:, None].view(np.float32)
+    total = evaluate(Function.RECIPROCAL, fma32(total, one, minus_zero)).view(np.uint32)
+    want = cast_out(operate(AluOp.MULTIPLY, powers, total), format_of(dtype), False)
+    assert got.tobytes() == want.tobytes()
 
 
-@needs_activation
 @both_formats
 @pytest.mark.parametrize("shape", ROWS)
 def test_rmsnorm(dev, some, dtype, shape):
@@ -75,7 +81,6 @@ def test_rmsnorm(dev, some, dtype, shape):
     check(dev.run(norms.rmsnorm, x, weight), norms.rmsnorm_reference(x, weight), dtype)
 
 
-@needs_activation
 @both_formats
 @pytest.mark.parametrize("shape", ROWS)
 def test_layernorm(dev, some, dtype, shape):
@@ -94,7 +99,6 @@ HEADS = {
 }
 
 
-@needs_activation
 @both_formats
 @pytest.mark.parametrize("causal", [False, True], ids=["all keys", "causal"])
 @pytest.mark.parametrize("shape", HEADS)
@@ -140,7 +144,6 @@ LAYERS = {
 }
 
 
-@needs_activation
 @both_formats
 @pytest.mark.parametrize("shape", LAYERS)
 def test_mlp(dev, some, dtype, shape):
@@ -203,7 +206,6 @@ def test_windows_that_do_not_fit_are_refused():
         )
 
 
-@needs_activation
 @both_formats
 @pytest.mark.parametrize(
     "shape", [lambda p: (p, 10), lambda p: (2 * p + 1, 37), lambda p: (1, 2)],
@@ -237,7 +239,6 @@ def test_sgd(dev, some, dtype, shape):
         assert got[0].tobytes() == (np.float32(-0.05) * v + w).tobytes()
 
 
-@needs_activation
 @both_formats
 @pytest.mark.parametrize("shape", PARAMETERS)
 def test_adam(dev, some, dtype, shape):
@@ -282,7 +283,6 @@ def test_convolution_under_random_interleavings(machine):
         np.testing.assert_array_equal(got, want)
 
 
-@needs_activation
 def test_attention_does_not_depend_on_the_order_of_queues():
     rng = np.random.default_rng(0)
     q, k, v = (rng.standard_normal((n, 6)).astype(ml_dtypes.bfloat16) for n in (9, 21, 21))

@@ -16,8 +16,6 @@ import pytest
 from makalu.host import cli, devices
 from makalu.host.files import save_array
 from makalu.rtl.arch import formats
-from makalu.rtl.arch.isa import Activation
-from makalu.sim.golden import EXECUTORS
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -523,7 +521,6 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.skipif(Activation not in EXECUTORS, reason="the golden model has no scalar engine")
 def test_a_softmax_as_users_write_it(tmp_path):
     path = tmp_path / "softmax.py"
     path.write_text(SOFTMAX)
