@@ -664,7 +664,7 @@ class Device:
             raise UsageError(f"{loaded.name} was loaded on another device")
         loaded.unload()
 
-    def run(self, kernel, *args, **kwargs):
+    def run(self, kernel, /, *args, **kwargs):
         """Compile a kernel for these arguments, run it once, return its outputs.
 
         A kernel called with arrays (``kernel(a, b)``) does the same on the device that was opened

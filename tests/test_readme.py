@@ -291,7 +291,7 @@ def test_the_readme_multiplies(names):
 
 
 def test_the_kernel_of_the_guide_multiplies(names):
-    (source,) = blocks(ROOT / "firmware/README.md", "python")
+    source = blocks(ROOT / "firmware/README.md", "python")[0]
     exec(source, names)
     left, right = names["lhsT"], names["rhs"]
     found = names["dev"].run(names["product"], left, right)

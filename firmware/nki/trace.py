@@ -210,7 +210,7 @@ class Kernel:
             raise KernelError(f"{self.__name__}[{grid}]: this core runs one instance of a kernel")
         return self
 
-    def __call__(self, *args, **kwargs):
+    def __call__(self, /, *args, **kwargs):
         if _stack:
             return self.function(*args, **kwargs)
         if _runner is None:
@@ -231,7 +231,7 @@ class Kernel:
                 found += [(f"{name}{i}", v) for i, v in enumerate(value) if _is_tensor(v)]
         return found
 
-    def trace(self, config, *args, **kwargs):
+    def trace(self, config, /, *args, **kwargs):
         """Run the kernel on shapes only and return the :class:`Trace`."""
         trace = Trace(_as_config(config), self.__name__)
 
@@ -307,7 +307,7 @@ class Kernel:
                 names.add(storage.name)
         trace.outputs = tuple(view.storage for view in outputs)
 
-    def compile(self, config, *args, **kwargs):
+    def compile(self, config, /, *args, **kwargs):
         """Trace, compile and return a :class:`~firmware.program.Program`."""
         from ..compiler import compile_trace
 

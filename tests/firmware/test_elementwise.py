@@ -1,10 +1,11 @@
 """The vector and scalar engines in kernels: results to the bit, dependences, and what is refused.
 
-Expected bits come from the golden model's own arithmetic (``sim.elementwise``) on numpy arrays, so
-that what is tested is which elements meet, not how they are added.
+Expected bits come from the golden model's own arithmetic (``sim.elementwise``, ``sim.activation``)
+on numpy arrays, so that what is tested is which elements meet, not how they are added.
 """
 
 import re
+from pathlib import Path
 
 import makalu
 import makalu.nki as nki
@@ -19,12 +20,10 @@ from makalu.nki import KernelError, TensorSpec
 from makalu.rtl.arch import formats, isa
 from makalu.rtl.arch.config import TINY
 from makalu.rtl.arch.isa import BITWISE_OPS, AluOp, Engine, Function, ReduceOp
+from makalu.sim.activation import evaluate
+from makalu.sim.arithmetic import fma32
 from makalu.sim.elementwise import operate, reduce_rows
-from makalu.sim.golden import EXECUTORS, cast_in, cast_out
-
-needs_activation = pytest.mark.skipif(
-    isa.Activation not in EXECUTORS, reason="the golden model has no scalar engine"
-)
+from makalu.sim.golden import cast_in, cast_out
 
 
 @pytest.fixture(scope="module")
@@ -279,7 +278,6 @@ def activated(a, s, op, scale, bias, dtype):
     return out
 
 
-@needs_activation
 @pytest.mark.parametrize("scale", [1.0, 0.5, 1])
 @pytest.mark.parametrize("bias", [None, 0.25, 2])
 def test_activation_scales_and_shifts(dev, scale, bias):
@@ -295,7 +293,6 @@ def test_activation_scales_and_shifts(dev, scale, bias):
         np.testing.assert_array_equal(got, reference(want))
 
 
-@needs_activation
 def test_copies_on_the_scalar_engine_keep_signs_of_zero(dev):
     @nki.jit
     def kernel(a):
@@ -309,13 +306,41 @@ def test_copies_on_the_scalar_engine_keep_signs_of_zero(dev):
     same(dev.run(kernel, a), stored(bits(a), ml_dtypes.bfloat16))
 
 
-@needs_activation
-def test_every_function_is_within_reach(dev):
-    a = np.random.default_rng(0).uniform(0.1, 2, (4, 8)).astype(np.float32)
-    s = np.ones((4, 4), np.float32)
-    for function, op in operations.FUNCTIONS.items():
-        if function != Function.PRELU:
-            assert np.isfinite(dev.run(activated, a, s, op, 1.0, None, nl.float32)).all(), op
+@pytest.mark.parametrize("code", Function, ids=lambda f: f.name.lower())
+def test_functions(dev, code):
+    @nki.jit
+    def kernel(a, s):
+        out = nl.ndarray(a.shape, nl.float32, buffer=nl.shared_hbm)
+        x, columns = nl.load(a), nl.load(s)
+        bias, scale = columns[:, 1:2], columns[:, 2:3]
+        alpha = 0.25 if code == Function.PRELU else None
+        nisa.activation(x, operations.FUNCTIONS[code], x, bias=bias, scale=scale, alpha=alpha)
+        nisa.dma_copy(out, x)
+        return out
+
+    a, s = numbers((4, 12), 1), np.random.default_rng(2).standard_normal((4, 3), np.float32)
+    argument = fma32(a, s[:, 2:3], s[:, 1:2])
+    same(dev.run(kernel, a, s), evaluate(code, argument, 0.25 if code == Function.PRELU else 0.0))
+
+
+def test_reciprocal_and_activation_reduce(dev):
+    @nki.jit
+    def kernel(a):
+        out = nl.ndarray((4, 9), nl.float32, buffer=nl.shared_hbm)
+        x, sums = nl.load(a), nl.ndarray((4, 1), nl.float32, buffer=nl.sbuf)
+        y = nl.ndarray((4, 2, 4), nl.float32, buffer=nl.sbuf)
+        nisa.activation_reduce(y, nl.exp, x.reshape(4, 2, 4), nl.add, sums, bias=1.0)
+        nisa.reciprocal(x, x)
+        nisa.dma_copy(out[:, :8], x)
+        nisa.dma_copy(out[:, 8:], sums)
+        return out
+
+    a = numbers((4, 8))
+    got = dev.run(kernel, a)
+    one, minus_zero = np.float32(1), np.float32(-0.0)
+    same(got[:, :8], evaluate(Function.RECIPROCAL, fma32(a, one, minus_zero)))
+    powers = evaluate(Function.EXP, fma32(a, one, one))
+    same(got[:, 8], reduce_rows(ReduceOp.ADD, powers.view(np.uint32)))
 
 
 def test_tables_are_complete():
@@ -327,6 +352,15 @@ def test_tables_are_complete():
         assert getattr(nl, name).__doc__
     for op in [*operations.ALU.values(), *operations.FUNCTIONS.values()]:
         assert getattr(nl, op.__name__) is op
+
+
+def test_the_readme_lists_the_functions():
+    text = (Path(__file__).parents[2] / "firmware" / "README.md").read_text()
+    section = text.partition("### Elementwise functions")[2].partition("Tiles have the operators")[
+        0
+    ]
+    named = set(re.findall(r"`(\w+)`", section))
+    assert named >= set(operations.__all__) - {"divide"}
 
 
 # Compilation --------------------------------------------------------------------------------------

@@ -261,6 +261,15 @@ def test_calling_a_kernel_without_a_device_is_explained(monkeypatch):
         kernel(np.zeros((4, 4), np.float32))
 
 
+def test_arguments_of_a_kernel_may_have_any_names():
+    @nki.jit
+    def named(self, config, kernel):
+        assert (config, kernel) == (1, 2)
+        return nl.ndarray(self.shape, self.dtype, buffer=nl.shared_hbm)
+
+    assert len(named.trace(TINY, self=A, config=1, kernel=2).storages) == 2
+
+
 def test_tile_sizes_scale_with_the_machine():
     seen = {}
 

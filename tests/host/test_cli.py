@@ -493,6 +493,42 @@ def test_a_kernel_file_imports_nki_by_any_of_its_names(tmp_path, monkeypatch, na
     assert left == before
 
 
+SOFTMAX = """
+import nki
+import nki.isa as nisa
+import nki.language as nl
+import numpy as np
+
+
+@nki.jit
+def softmax(x):
+    out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
+    for first in nl.affine_range(0, x.shape[0], nl.tile_size.pmax):
+        last = min(first + nl.tile_size.pmax, x.shape[0])
+        tile = nl.load(x[first:last])
+        powers = nl.exp(tile - nl.max(tile, axis=1, keepdims=True))
+        total = nl.sum(powers, axis=1, keepdims=True)
+        nl.store(out[first:last], powers * nl.reciprocal(total))
+    return out
+
+
+if __name__ == "__main__":
+    x = np.random.default_rng(0).standard_normal((21, 50)).astype(np.float32)
+    want = np.exp(x - x.max(axis=1, keepdims=True))
+    want /= want.sum(axis=1, keepdims=True)
+    assert abs(softmax(x) - want).max() < 1e-6
+    print("all is well")
+"""
+
+
+def test_a_softmax_as_users_write_it(tmp_path):
+    path = tmp_path / "softmax.py"
+    path.write_text(SOFTMAX)
+    result = call("run", path, "--backend", "golden")
+    assert result.exit_code == 0, result.output
+    assert "all is well" in result.stdout
+
+
 def test_a_file_without_kernels_says_so(tmp_path):
     path = tmp_path / "plain.py"
     path.write_text("x = 1\n")
