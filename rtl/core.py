@@ -124,7 +124,7 @@ class Core(wiring.Component):
             tensor.starving.eq(sbuf.starving),
             vector.starving.eq(sbuf.starving),
             # Both read PSUM, each another bank; of two that start together the vector engine does.
-            tensor.psum_busy_dve.eq(vector.psum_busy),
+            tensor.psum_busy_others.eq(vector.psum_busy),
             vector.psum_busy_others.eq(tensor.psum_busy_pe),
         ]
 
