@@ -133,7 +133,7 @@ class Core(wiring.Component):
             vector.starving.eq(sbuf.starving),
             scalar.starving.eq(sbuf.starving),
             # Both read PSUM, each another bank; of two that start together the vector engine does.
-            tensor.psum_busy_dve.eq(vector.psum_busy | scalar.psum_busy),
+            tensor.psum_busy_others.eq(vector.psum_busy | scalar.psum_busy),
             vector.psum_busy_others.eq(tensor.psum_busy_pe | scalar.psum_busy),
             scalar.psum_busy_others.eq(tensor.psum_busy_pe | vector.psum_busy | vector.psum_claim),
             # The scalar engine's writes were decided first.

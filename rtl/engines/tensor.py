@@ -60,7 +60,7 @@ class TensorSequencer(wiring.Component):
     psum : :py:`Out(PsumCommand(config))`
         As :class:`~..memory.psum.Psum` takes it.
     psum_busy_pe : :py:`Out(config.psum_banks)`
-    psum_busy_dve : :py:`In(config.psum_banks)`
+    psum_busy_others : :py:`In(config.psum_banks)`
     update : :py:`Out(stream.Signature(Update))`
     starving : :py:`In(2)`
     busy : :py:`Out(1)`
@@ -97,7 +97,7 @@ class TensorSequencer(wiring.Component):
                 "control": Out(EdgeControl(config)),
                 "psum": Out(PsumCommand(config)),
                 "psum_busy_pe": Out(config.psum_banks),
-                "psum_busy_dve": In(config.psum_banks),
+                "psum_busy_others": In(config.psum_banks),
                 "update": update_port(),
                 "starving": In(2),
                 "busy": Out(1),
@@ -137,7 +137,7 @@ class TensorSequencer(wiring.Component):
             matmul.loads.eq(load.done),
             load.moving_next.eq(matmul.moving_next),
             load.moving_bank.eq(matmul.moving_bank),
-            matmul.psum_busy_dve.eq(self.psum_busy_dve),
+            matmul.psum_busy_others.eq(self.psum_busy_others),
             matmul.starving.eq(self.starving),
         ]
 
@@ -228,8 +228,9 @@ class TensorEngine(wiring.Component):
         The vector and the scalar engine's.
     psum_busy_pe : :py:`Out(config.psum_banks)`
         Banks in which a wave is, or is wanted next. Registered.
-    psum_busy_dve : :py:`In(config.psum_banks)`
-        Banks that the vector engine reads; it must not begin on one of ``psum_busy_pe``.
+    psum_busy_others : :py:`In(config.psum_banks)`
+        Banks that the vector and the scalar engine read; they must not begin on one of
+        ``psum_busy_pe``.
     update : :py:`Out(stream.Signature(Update))`
     starving : :py:`In(2)`
         SBUF banks for which a DMA starves.
@@ -260,7 +261,7 @@ class TensorEngine(wiring.Component):
                 "weights": Out(SbufWeightsPort(config)),
                 "psum_read": In(PsumReadPort(config)).array(PSUM_READ_PORTS),
                 "psum_busy_pe": Out(config.psum_banks),
-                "psum_busy_dve": In(config.psum_banks),
+                "psum_busy_others": In(config.psum_banks),
                 "update": update_port(),
                 "starving": In(2),
                 "busy": Out(1),
@@ -284,7 +285,7 @@ class TensorEngine(wiring.Component):
             m.d.comb += getattr(self.weights, name).eq(getattr(sequencer.weights, name))
         m.d.comb += [
             sequencer.weights.ready.eq(self.weights.ready),
-            sequencer.psum_busy_dve.eq(self.psum_busy_dve),
+            sequencer.psum_busy_others.eq(self.psum_busy_others),
             sequencer.starving.eq(self.starving),
             self.psum_busy_pe.eq(sequencer.psum_busy_pe),
             self.busy.eq(sequencer.busy),

@@ -678,7 +678,7 @@ class MatmulUnit(wiring.Component):
         As in :class:`LoadUnit`.
     done : :py:`In(1)`
         The oldest matmul that is not done is.
-    psum_busy_dve : :py:`In(config.psum_banks)`
+    psum_busy_others : :py:`In(config.psum_banks)`
     banks : :py:`Out(config.psum_banks)`
         Banks of the waiting and of the present matmul. Registered.
     starving : :py:`In(2)`
@@ -709,7 +709,7 @@ class MatmulUnit(wiring.Component):
                 "moving_next": Out(1),
                 "moving_bank": Out(1),
                 "done": In(1),
-                "psum_busy_dve": In(config.psum_banks),
+                "psum_busy_others": In(config.psum_banks),
                 "banks": Out(config.psum_banks),
                 "starving": In(2),
                 "update": update_port(),
@@ -811,7 +811,7 @@ class MatmulUnit(wiring.Component):
     def _start(self, m, start, updates, occupied, hazard):
         """When the waiting matmul starts: drives ``start``, takes it, counts and tells its swap."""
         work = self.matmuls.p
-        # psum_busy_pe must show the bank first: the vector engine decides in the same cycle as we.
+        # psum_busy_pe must show the bank first: the others decide in the same cycle as we.
         seen = Signal()
         interval = Signal(range(MIN_INTERVAL))  # cycles that the next start must still wait
         yielded = Signal()
@@ -821,7 +821,7 @@ class MatmulUnit(wiring.Component):
         m.d.comb += [
             turn.eq(self.matmuls.valid & ~occupied),
             weights_ok.eq(~work.swap | (self.loads == work.tag)),
-            bank_ok.eq(work.null | (seen & ~self.psum_busy_dve.bit_select(work.bank, 1))),
+            bank_ok.eq(work.null | (seen & ~self.psum_busy_others.bit_select(work.bank, 1))),
             ready.eq(turn & (interval == 0) & weights_ok & bank_ok & updates.i.ready),
             start.eq(ready & ~yields),
             self.matmuls.ready.eq(start),

@@ -47,7 +47,7 @@ class Bench:
             inputs |= {f"psum_read__{i}__{name}": 0 for name in ("valid", "bank", "word")}
         await begin(
             self.dut, instructions__valid=0, instructions__payload=0, weights__ready=0,
-            psum_busy_dve=0, update__ready=0, starving=0, **inputs,
+            psum_busy_others=0, update__ready=0, starving=0, **inputs,
         )  # fmt: skip
 
     async def step(self):

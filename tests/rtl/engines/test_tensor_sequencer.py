@@ -99,7 +99,7 @@ class Bench:
             else:
                 ctx.set(dut.instructions.valid, 0)
             if busy_dve:
-                ctx.set(dut.psum_busy_dve, busy_dve(cycle))
+                ctx.set(dut.psum_busy_others, busy_dve(cycle))
             if starving:
                 ctx.set(dut.starving, starving(cycle))
             ctx.set(dut.update.ready, accept(cycle) if accept else 1)
