@@ -1,7 +1,8 @@
 """The command line: ``makalu demo``, ``matmul``, ``run``, ``export``, ``bench`` and so on.
 
 Results go to standard output, progress and messages to standard error. Exit codes: 0 done, 1 the
-device or a kernel failed, 2 wrong input, 3 a tool is missing, 4 out of memory, 130 interrupted.
+device or a kernel failed or a result is wrong, 2 wrong input, 3 a tool is missing, 4 out of memory,
+130 interrupted.
 """
 
 import contextlib
@@ -229,12 +230,12 @@ def _config(name):
 
 
 @overload
-def _dtype(name: str, option: str = ...) -> str: ...
+def _dtype(name: str, option: str = ..., among: tuple = ...) -> str: ...
 @overload
-def _dtype(name: None, option: str = ...) -> None: ...
-def _dtype(name, option="--dtype"):
+def _dtype(name: None, option: str = ..., among: tuple = ...) -> None: ...
+def _dtype(name, option="--dtype", among=FORMATS):
     try:
-        return name if name is None else format_of(name).name
+        return name if name is None else format_of(name, among).name
     except TypeError as error:
         raise typer.BadParameter(str(error), param_hint=option) from None
 
@@ -309,7 +310,12 @@ def matmul(
     dtype: DtypeOption = None,
     out_dtype: Annotated[str, typer.Option("--out-dtype", help="Format of the product.")] = "fp32",
     check: Annotated[
-        bool, typer.Option("--check/--no-check", help="Compare with a binary64 product.")
+        bool,
+        typer.Option(
+            "--check/--no-check",
+            help="Compare with a binary64 product; exit code 1 where rounding does not explain a "
+            "difference.",
+        ),
     ] = True,
     hbm_mib: HbmOption = None,
     keep: KeepOption = None,
@@ -324,7 +330,7 @@ def matmul(
 
     with _errors():
         machine, backend = _config(config), _backend(backend)
-        dtype, out_dtype = _dtype(dtype), _dtype(out_dtype, "--out-dtype")
+        dtype, out_dtype = _dtype(dtype, among=MATMUL_FORMATS), _dtype(out_dtype, "--out-dtype")
         check_writable(out)
         wanted = _waves_wanted(waves, waves_signals, waves_window, waves_lane)
         left, right = load_array(a, dtype=dtype), load_array(b, dtype=dtype)
@@ -337,16 +343,21 @@ def matmul(
         save_array(out, product)
         if as_json:
             print(report.to_json(indent=1))
-            return
-        console = _out()
-        console.print(report)
-        console.print(f"\nbackend {report.backend}: {_escape(reason)}")
-        shape = " x ".join(map(str, np.shape(product))) or "a scalar"
-        console.print(f"wrote {_escape(str(out))}: {shape}, {product.dtype}")
-        if product.dtype.kind == "V":
-            console.print(
-                f"numpy does not store this format: np.load(path).view(ml_dtypes.{product.dtype})"
-            )
+        else:
+            _print_product(_out(), report, reason, out, product)
+        if report.mismatches:
+            raise typer.Exit(FAILED)
+
+
+def _print_product(console, report, reason, out, product):
+    console.print(report)
+    console.print(f"\nbackend {report.backend}: {_escape(reason)}")
+    shape = " x ".join(map(str, np.shape(product))) or "a scalar"
+    console.print(f"wrote {_escape(str(out))}: {shape}, {product.dtype}")
+    if product.dtype.kind == "V":
+        console.print(
+            f"numpy does not store this format: np.load(path).view(ml_dtypes.{product.dtype})"
+        )
 
 
 @app.command()
@@ -614,7 +625,7 @@ def _bench(
         return
     with _errors():
         machines = [_config(name) for name in config or ()]
-        backend, dtype = _backend(backend), _dtype(dtype) or ""
+        backend, dtype = _backend(backend), _dtype(dtype, among=MATMUL_FORMATS) or ""
         if shape:
             if len(machines) > 1 or build or plot:
                 raise UsageError("--shape goes with one --config, without --build and --plot")
@@ -792,7 +803,7 @@ def compare(
         if matmul is None:
             dtype = _dtype(dtype)
         else:
-            dtype = _dtype(dtype or "bf16")
+            dtype = _dtype(dtype or "bf16", among=MATMUL_FORMATS)
         size = hbm_mib or (1 if "pysim" in names else 16)
         with _Bar(_err()) as bar:
             with lockstep.Recorder(machine, hbm=size << 20) as recorder:

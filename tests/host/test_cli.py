@@ -14,6 +14,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from makalu.host import cli, devices
+from makalu.host.device import Device
 from makalu.host.files import save_array
 from makalu.rtl.arch import formats
 from rich.console import Console
@@ -147,6 +148,51 @@ def test_wrong_options_exit_with_2(files, arguments, message):
     assert result.exit_code == 2
     assert message in result.stderr
     assert "Traceback" not in result.output
+
+
+@pytest.mark.parametrize(
+    "command",
+    [("matmul", "a.npy", "b.npy", "--out", "c.npy"), ("bench", "--shape", "4x4x4"),
+     ("compare", "--matmul", "4x4x4")],
+    ids=lambda command: command[0],
+)  # fmt: skip
+def test_formats_are_suggested_that_can_be_multiplied(files, monkeypatch, command):
+    monkeypatch.chdir(files[0])
+    result = call(*command, "--dtype", "bfloat")
+    assert result.exit_code == 2
+    shown = " ".join(result.stderr.replace("│", "").split())
+    suggested = re.search(r"'bfloat' is not a number format .* use one of ([\w, ]+)", shown)
+    found = {formats.format_of(name) for name in suggested[1].replace(",", "").split()}
+    assert found == set(formats.MATMUL_FORMATS)
+
+
+@pytest.mark.parametrize("as_json", [False, True], ids=["text", "json"])
+def test_a_wrong_product_is_written_and_exits_with_1(files, monkeypatch, as_json):
+    folder, a, b = files
+    multiply = Device._multiply
+
+    def wrong(self, *args):
+        result = multiply(self, *args)
+        result[1, 2] += 0.01
+        return result
+
+    monkeypatch.setattr(Device, "_multiply", wrong)
+    words = ["matmul", folder / "a.npy", folder / "b.npy", "--out", folder / "c.npy"]
+    words += ["--backend", "golden", *(["--json"] if as_json else [])]
+    result = call(*words, "--check")
+    assert result.exit_code == 1, result.output
+    if as_json:
+        report = json.loads(result.stdout)
+        assert (report["mismatches"], report["first_mismatch"]) == (1, [1, 2])
+    else:
+        assert "MISMATCH" in result.stdout
+        assert "the first at (1, 2)" in result.stdout
+        assert "10 x 7, float32" in result.stdout
+    expected = golden_product(a, b)
+    monkeypatch.undo()
+    assert np.load(folder / "c.npy").tobytes() == expected.tobytes()
+    assert call(*words).exit_code == 0
+    assert np.load(folder / "c.npy").tobytes() == golden_product(a, b).tobytes()
 
 
 ODD_ARRAYS = {
