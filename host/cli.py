@@ -468,35 +468,39 @@ def demo(
     config: Annotated[
         str | None,
         typer.Option(
-            "--config", help="Machine: TINY, SMALL or TRN. (default: SMALL, on pysim TINY)"
+            "--config",
+            help="Machine: TINY, SMALL or TRN. (default: TRN, on verilator SMALL, on pysim TINY)",
         ),
     ] = None,
     backend: BackendOption = "auto",
     images: Annotated[
         int | None,
-        typer.Option("--images", help="Test images. (default: 256, on pysim 8)", min=1, max=397),
+        typer.Option(
+            "--images",
+            help="Test images. (default: on TRN all 397, else 256, on pysim 8)",
+            min=1,
+            max=397,
+        ),
     ] = None,
     as_json: JsonOption = False,
 ):
     """Classify handwritten digits: a small network whose matrix products run on the core.
 
-    Where nothing can be compiled, a smaller network runs on TINY in Amaranth's simulator.
+    Without a C compiler a smaller network runs on SMALL, by Verilator; where nothing can be
+    compiled, a still smaller one on TINY in Amaranth's simulator.
     """
-    from .demo import LAYERS, QUICK_LAYERS, run_demo
+    from .demo import run_demo, work_for
 
     with _errors():
         console = _err()
-        machine, choice = _config("SMALL" if config is None else config), _backend(backend)
-        reason = ""
-        if backend == "auto":
-            choice, reason = devices.choose("auto", machine)
-        if config is None and (choice == "pysim" or (choice == "golden" and backend == "auto")):
-            # No compiler: show the hardware all the same, with less work.
-            if backend == "auto":
-                console.print(f"No compiled simulation here ({_escape(reason)}).")
-            machine, choice, backend = TINY, "pysim", "pysim"
-        slow = choice == "pysim"
-        images = images or (8 if slow else 256)
+        backend = _backend(backend)
+        if config is None:
+            machine, backend = _demo_machine(backend, console)
+        else:
+            machine = _config(config)
+        slow = (devices.choose(backend, machine)[0] if backend == "auto" else backend) == "pysim"
+        usual, sizes = work_for(machine, slow=slow)
+        images = images or usual
         if slow:
             console.print(
                 "The hardware runs in Amaranth's simulator, about a hundred cycles per second, so "
@@ -522,7 +526,7 @@ def demo(
                 machine,
                 backend,
                 images=images,
-                sizes=QUICK_LAYERS if slow else LAYERS,
+                sizes=sizes,
                 say=say,
                 progress=progress if bar.shown else None,
                 on_build=bar.building,
@@ -533,6 +537,22 @@ def demo(
             _print_demo(_out(), result)
         if not result.same_bits:
             raise typer.Exit(FAILED)
+
+
+def _demo_machine(backend, console):
+    """The largest machine that can be simulated here in good time, and the backend."""
+    if backend != "auto":
+        return {"verilator": SMALL, "pysim": TINY}.get(backend, TRN), backend
+    reason = ""
+    for machine in (TRN, SMALL):
+        choice, reason = devices.choose("auto", machine)
+        if choice not in ("pysim", "golden"):
+            if machine is not TRN:
+                console.print(f"{machine.name} instead of TRN: {_escape(reason)}.")
+            return machine, "auto"
+    # No compiler: show the hardware all the same, with less work.
+    console.print(f"No compiled simulation here ({_escape(reason)}).")
+    return TINY, "pysim"
 
 
 def _print_demo(console, result):

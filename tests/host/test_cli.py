@@ -605,7 +605,8 @@ def test_bench_measures_shapes():
 
 
 def test_the_demo_is_right_and_reports(capsys):
-    result = call("demo", "--backend", "golden", "--images", "60", "--json")
+    machine = ("--config", "SMALL", "--backend", "golden")
+    result = call("demo", *machine, "--images", "60", "--json")
     assert result.exit_code == 0, result.output
     values = json.loads(result.stdout)
     assert values["images"] == 60
@@ -613,7 +614,7 @@ def test_the_demo_is_right_and_reports(capsys):
     assert values["accuracy"] > 0.9
     assert abs(values["accuracy"] - values["reference_accuracy"]) < 0.05
     assert 0 < values["max_abs_error"] < 1
-    text = call("demo", "--backend", "golden", "--images", "20").stdout
+    text = call("demo", *machine, "--images", "20").stdout
     for part in ("handwritten digits", "equal, every bit", "accuracy"):
         assert part in text
 
@@ -655,7 +656,36 @@ def test_the_demo_runs_a_smaller_job_on_pysim_where_nothing_can_be_compiled(monk
         # A machine that is asked for is taken.
         ("SMALL", "pysim", 8, demo.QUICK_LAYERS),
         ("SMALL", "auto", 256, demo.LAYERS),
-        ("SMALL", "golden", 256, demo.LAYERS),
+        ("TRN", "golden", 397, demo.WIDE_LAYERS),
+    ]
+
+
+def test_the_demo_runs_on_the_full_machine_or_the_largest_there_is_a_compiler_for(monkeypatch):
+    from makalu.host import demo
+    from makalu.sim import toolchain
+
+    seen = []
+
+    def fake(config, backend, **options):
+        seen.append((config.name, backend, options["images"], options["sizes"]))
+        raise makalu.MakaluError("enough")
+
+    def no_cc():
+        raise toolchain.ToolMissing("no C compiler here")
+
+    monkeypatch.setattr(demo, "run_demo", fake)
+    for name in ("find_clang_cc", "find_verilator", "find_cxx"):
+        monkeypatch.setattr(toolchain, name, lambda: None)
+    assert "instead" not in call("demo").stderr
+    call("demo", "--backend", "verilator")
+    call("demo", "--config", "TRN", "--images", "5")
+    monkeypatch.setattr(toolchain, "find_clang_cc", no_cc)
+    assert "SMALL instead of TRN: " in call("demo").stderr
+    assert seen == [
+        ("TRN", "auto", 397, demo.WIDE_LAYERS),
+        ("SMALL", "verilator", 256, demo.LAYERS),
+        ("TRN", "auto", 5, demo.WIDE_LAYERS),
+        ("SMALL", "auto", 256, demo.LAYERS),
     ]
 
 
@@ -704,7 +734,10 @@ def test_commands_have_help():
         assert result.exit_code == 0
         assert result.stdout
     shown = " ".join(call("demo", "--help").stdout.replace("│", "").split())
-    for default in ("default: 256, on pysim 8", "default: SMALL, on pysim TINY"):
+    for default in (
+        "default: on TRN all 397, else 256, on pysim 8",
+        "default: TRN, on verilator SMALL, on pysim TINY",
+    ):
         assert default in shown
 
 
