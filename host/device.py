@@ -828,7 +828,8 @@ class Device:
             Compare with the binary64 product of the operands as they are multiplied:
             ``last_run.max_abs_error`` holds the largest difference of finite values, and
             ``last_run.mismatches`` how many elements are NaN, infinite or finite where they must
-            not be, by the rules of :func:`~.witness.compare`, which allow for overflow.
+            not be, or too far away, by the rules of :func:`~.witness.compare`, which allow for
+            rounding and overflow.
 
         Returns
         -------

@@ -11,7 +11,7 @@ from math import prod
 import ml_dtypes
 import numpy as np
 
-from ..rtl.arch.formats import ALIASES, FP32, MATMUL_FORMATS, format_of
+from ..rtl.arch.formats import ALIASES, FORMATS, FP32, MATMUL_FORMATS, format_of
 from .errors import DtypeError, ShapeError
 
 __all__ = ["MatmulShape", "as_format", "operand_formats", "to_format"]
@@ -35,16 +35,16 @@ def _matmul_names():
     return "fp32, tf32, bf16, fp16, fp8_e4m3, fp8_e4m3fn, fp8_e5m2 or fp8_e3m4"
 
 
-def as_format(dtype, what):
+def as_format(dtype, what, among=FORMATS):
     """The format of ``dtype``, which errors call ``what``.
 
     Raises
     ------
     :exc:`DtypeError`
-        If the core has no such format; the message lists the names.
+        If the core has no such format; the message lists the names of those in ``among``.
     """
     try:
-        return format_of(dtype)
+        return format_of(dtype, among)
     except TypeError as error:
         reason = str(error)
     except (ValueError, SyntaxError):  # numpy's, for odd descriptions
@@ -121,7 +121,7 @@ def operand_formats(a, b, dtype):
     for name, array in (("a", a), ("b", b)):
         _check_real(array, name)
     if dtype is not None:
-        fmt = as_format(dtype, "dtype")
+        fmt = as_format(dtype, "dtype", MATMUL_FORMATS)
         if fmt not in MATMUL_FORMATS:
             raise DtypeError(
                 f"dtype={dtype!r}: the tensor engine does not multiply {fmt.name}; "

@@ -83,7 +83,7 @@ class RunReport:
     max_abs_error : :class:`float` or ``None``
         Against a reference, where one was computed; of finite values.
     mismatches : :class:`int` or ``None``
-        Elements that are NaN, infinite or finite where the reference says otherwise; see
+        Elements that are not what the reference says, rounding and overflow considered; see
         :func:`~.witness.compare`.
     first_mismatch : list of :class:`int` or ``None``
         Index of the first of them.
@@ -236,9 +236,8 @@ class RunReport:
             yield "max |error|", f"{self.max_abs_error:.3g}"
         if self.mismatches:
             what = "element is" if self.mismatches == 1 else "elements are"
-            where = tuple(self.first_mismatch or ())
-            text = f"{self.mismatches:,} {what} NaN, infinite or finite where numpy's are not"
-            yield "MISMATCH", f"{text}, the first at {where}"
+            text = f"{self.mismatches:,} {what} wrong beyond rounding"
+            yield "MISMATCH", f"{text}, the first at {tuple(self.first_mismatch or ())}"
         took = f"{self.wall_s:.3g} s"
         if self.cycles_per_second:
             took += f" ({self.cycles_per_second:,.0f} cycles/s)"

@@ -202,13 +202,13 @@ def format_by_code(code):
         raise ValueError(f"dtype code {code} is not a number format") from None
 
 
-def format_of(dtype):
+def format_of(dtype, among=FORMATS):
     """The format of a name (``"bf16"``, ``"bfloat16"``), numpy dtype, or format.
 
     Raises
     ------
     :exc:`TypeError`
-        If the core has no such format; the message lists the names.
+        If the core has no such format; the message lists the names of those in ``among``.
     """
     if isinstance(dtype, FloatFormat | IntFormat):
         return dtype
@@ -217,7 +217,8 @@ def format_of(dtype):
     try:
         return _BY_DTYPE[np.dtype(dtype).newbyteorder("=")]
     except (KeyError, TypeError):
-        names = ", ".join([*ALIASES, *(f.name for f in FORMATS if not f.is_float)])
+        aliased = [alias for alias, fmt in ALIASES.items() if fmt in among]
+        names = ", ".join([*aliased, *(f.name for f in among if not f.is_float)])
         raise TypeError(
             f"{dtype!r} is not a number format of this core; use one of {names}"
         ) from None

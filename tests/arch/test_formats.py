@@ -108,5 +108,9 @@ def test_codes_and_names_are_unique_and_known():
     assert format_of(np.dtype(">f4")) is formats.FP32
     with pytest.raises(TypeError, match="bf16"):
         format_of(np.complex64)
+    with pytest.raises(TypeError, match=r"use one of fp32, .*, int8, .*, uint32$"):
+        format_of("bfloat")
+    with pytest.raises(TypeError, match=r"use one of fp32, f32, .*, fp8_e3m4$"):
+        format_of("bfloat", formats.MATMUL_FORMATS)
     with pytest.raises(ValueError, match="dtype code 99"):
         format_by_code(99)

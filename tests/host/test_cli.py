@@ -14,6 +14,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from makalu.host import cli, devices
+from makalu.host.device import Device
 from makalu.host.files import save_array
 from makalu.rtl.arch import formats
 from rich.console import Console
@@ -147,6 +148,51 @@ def test_wrong_options_exit_with_2(files, arguments, message):
     assert result.exit_code == 2
     assert message in result.stderr
     assert "Traceback" not in result.output
+
+
+@pytest.mark.parametrize(
+    "command",
+    [("matmul", "a.npy", "b.npy", "--out", "c.npy"), ("bench", "--shape", "4x4x4"),
+     ("compare", "--matmul", "4x4x4")],
+    ids=lambda command: command[0],
+)  # fmt: skip
+def test_formats_are_suggested_that_can_be_multiplied(files, monkeypatch, command):
+    monkeypatch.chdir(files[0])
+    result = call(*command, "--dtype", "bfloat")
+    assert result.exit_code == 2
+    shown = " ".join(result.stderr.replace("│", "").split())
+    suggested = re.search(r"'bfloat' is not a number format .* use one of ([\w, ]+)", shown)
+    found = {formats.format_of(name) for name in suggested[1].replace(",", "").split()}
+    assert found == set(formats.MATMUL_FORMATS)
+
+
+@pytest.mark.parametrize("as_json", [False, True], ids=["text", "json"])
+def test_a_wrong_product_is_written_and_exits_with_1(files, monkeypatch, as_json):
+    folder, a, b = files
+    multiply = Device._multiply
+
+    def wrong(self, *args):
+        result = multiply(self, *args)
+        result[1, 2] += 0.01
+        return result
+
+    monkeypatch.setattr(Device, "_multiply", wrong)
+    words = ["matmul", folder / "a.npy", folder / "b.npy", "--out", folder / "c.npy"]
+    words += ["--backend", "golden", *(["--json"] if as_json else [])]
+    result = call(*words, "--check")
+    assert result.exit_code == 1, result.output
+    if as_json:
+        report = json.loads(result.stdout)
+        assert (report["mismatches"], report["first_mismatch"]) == (1, [1, 2])
+    else:
+        assert "MISMATCH" in result.stdout
+        assert "the first at (1, 2)" in result.stdout
+        assert "10 x 7, float32" in result.stdout
+    expected = golden_product(a, b)
+    monkeypatch.undo()
+    assert np.load(folder / "c.npy").tobytes() == expected.tobytes()
+    assert call(*words).exit_code == 0
+    assert np.load(folder / "c.npy").tobytes() == golden_product(a, b).tobytes()
 
 
 ODD_ARRAYS = {
@@ -595,7 +641,8 @@ def test_bench_measures_shapes():
 
 
 def test_the_demo_is_right_and_reports(capsys):
-    result = call("demo", "--backend", "golden", "--images", "60", "--json")
+    machine = ("--config", "SMALL", "--backend", "golden")
+    result = call("demo", *machine, "--images", "60", "--json")
     assert result.exit_code == 0, result.output
     values = json.loads(result.stdout)
     assert values["images"] == 60
@@ -603,7 +650,7 @@ def test_the_demo_is_right_and_reports(capsys):
     assert values["accuracy"] > 0.9
     assert abs(values["accuracy"] - values["reference_accuracy"]) < 0.05
     assert 0 < values["max_abs_error"] < 1
-    text = call("demo", "--backend", "golden", "--images", "20").stdout
+    text = call("demo", *machine, "--images", "20").stdout
     for part in ("handwritten digits", "equal, every bit", "accuracy"):
         assert part in text
 
@@ -645,7 +692,36 @@ def test_the_demo_runs_a_smaller_job_on_pysim_where_nothing_can_be_compiled(monk
         # A machine that is asked for is taken.
         ("SMALL", "pysim", 8, demo.QUICK_LAYERS),
         ("SMALL", "auto", 256, demo.LAYERS),
-        ("SMALL", "golden", 256, demo.LAYERS),
+        ("TRN", "golden", 397, demo.WIDE_LAYERS),
+    ]
+
+
+def test_the_demo_runs_on_the_full_machine_or_the_largest_there_is_a_compiler_for(monkeypatch):
+    from makalu.host import demo
+    from makalu.sim import toolchain
+
+    seen = []
+
+    def fake(config, backend, **options):
+        seen.append((config.name, backend, options["images"], options["sizes"]))
+        raise makalu.MakaluError("enough")
+
+    def no_cc():
+        raise toolchain.ToolMissing("no C compiler here")
+
+    monkeypatch.setattr(demo, "run_demo", fake)
+    for name in ("find_clang_cc", "find_verilator", "find_cxx"):
+        monkeypatch.setattr(toolchain, name, lambda: None)
+    assert "instead" not in call("demo").stderr
+    call("demo", "--backend", "verilator")
+    call("demo", "--config", "TRN", "--images", "5")
+    monkeypatch.setattr(toolchain, "find_clang_cc", no_cc)
+    assert "SMALL instead of TRN: " in call("demo").stderr
+    assert seen == [
+        ("TRN", "auto", 397, demo.WIDE_LAYERS),
+        ("SMALL", "verilator", 256, demo.LAYERS),
+        ("TRN", "auto", 5, demo.WIDE_LAYERS),
+        ("SMALL", "auto", 256, demo.LAYERS),
     ]
 
 
@@ -694,7 +770,10 @@ def test_commands_have_help():
         assert result.exit_code == 0
         assert result.stdout
     shown = " ".join(call("demo", "--help").stdout.replace("│", "").split())
-    for default in ("default: 256, on pysim 8", "default: SMALL, on pysim TINY"):
+    for default in (
+        "default: on TRN all 397, else 256, on pysim 8",
+        "default: TRN, on verilator SMALL, on pysim TINY",
+    ):
         assert default in shown
 
 

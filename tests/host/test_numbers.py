@@ -185,13 +185,29 @@ def test_every_element_of_another_kind_is_counted(rng, fmt, out):
     assert (found.mismatches, found.first) == (len(swaps), [0, 1])
 
 
+@pytest.mark.parametrize("out", [*OUTS, formats.INT8], ids=lambda fmt: fmt.name)
+@pytest.mark.parametrize("fmt", [FP32, BF16], ids=lambda fmt: fmt.name)
+def test_every_element_that_rounding_does_not_explain_is_counted(dev, rng, fmt, out):
+    """Two units of the last place of the result; of binary32, as many as its sums may lose."""
+    a, b = (fmt.encode(rng.uniform(1, 2, shape)) for shape in ((4, 6), (6, 5)))
+    right = dev.matmul(a, b, out_dtype=out, check=True)
+    assert dev.last_run.mismatches == 0
+    codes = right.view(f"u{out.bytes}")
+    step = 2 if out is not FP32 else 64 if fmt is FP32 else 32
+    for where in ((0, 1), (3, 4)):
+        codes[where] += step
+    found = compare(a, b, (fmt, fmt), right, out)
+    assert (found.mismatches, found.first) == (2, [0, 1])
+    assert found.max_abs_error > 0
+
+
 def test_what_binary32_cannot_do_is_excused_there_and_nowhere_else():
     tiny = np.float32(2.0**-138)
     a = np.array([[np.inf], [tiny], [1]], np.float32)
     b = np.array([[tiny, np.inf, 1, 2.0**-137]], np.float32)
     assert tiny < LEAST_HIGH_HALF
     c = np.array(
-        [[np.nan, np.inf, np.inf, np.inf], [0, np.nan, tiny, 0], [tiny, np.inf, 1, 0]], "f4"
+        [[np.nan, np.inf, np.inf, np.inf], [0, np.nan, tiny, 0], [tiny, np.inf, 1, 2.0**-137]], "f4"
     )
     assert compare(a, b, (FP32, FP32), c, FP32).mismatches == 0
     with makalu.open("SMALL", "golden") as dev:
@@ -211,7 +227,7 @@ def test_overflow_excuses_what_it_can_cause_and_no_more():
     for value, wrong in ((np.inf, 0), (np.nan, 0), (3e38, 0)):
         c = np.array([[value]], np.float32)
         assert compare(big, ones, (FP32, FP32), c, FP32).mismatches == wrong
-    for value, wrong in ((np.inf, 1), (np.nan, 1), (1e38, 0)):
+    for value, wrong in ((np.inf, 1), (np.nan, 1), (3e38 / 9, 0), (1e38, 1)):
         c = np.array([[value]], np.float32)
         assert compare(big / 9, ones, (FP32, FP32), c, FP32).mismatches == wrong
     # Past the format of the result, which holds 448 or 65504.

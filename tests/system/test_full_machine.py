@@ -125,7 +125,7 @@ def test_the_published_cycles(rng, machine, kind, m, k, n, cycles):
 
 
 def test_the_demonstration_does_what_the_front_page_shows():
-    report = run_demo("SMALL", "native").report
+    report = run_demo("TRN", "native").report
     shown = README.read_text()
     assert f"cycles          {report.cycles:,}\n" in shown
     assert f"PE utilization  {report.pe_utilization:.1%}\n" in shown
