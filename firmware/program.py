@@ -94,7 +94,8 @@ class Program:
         For each instruction an index into :attr:`locations`.
     locations : tuple of ``(file, line)``
     stats : dict
-        ``macs``, ``passes``, ``ideal_cycles``, ``hbm_bytes_read``, ...
+        ``macs``, ``passes``, ``ideal_cycles``, ``hbm_bytes_read``, ..., and ``instructions`` by
+        engine (the waits that do not fit them apart).
     """
 
     kernel: str

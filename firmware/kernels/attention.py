@@ -11,7 +11,7 @@ import numpy as np
 from .. import nki
 from ..nki import isa as nisa
 from ..nki import language as nl
-from .matmul import _ceil, _spans
+from .tiles import ceil, load_rows, load_transposed, spans
 
 __all__ = ["attention", "attention_reference", "rotary", "rotary_reference"]
 
@@ -19,18 +19,6 @@ HIDDEN = -1e30
 """What is added to the scores of keys that a query must not see: their powers are zero."""
 KEY_TILES = 4
 """Most tiles of keys in a block."""
-
-
-def _load_transposed(source, first, last):
-    """Rows of ``[n, depth]`` as ``[depth on partitions, tiles of depth, rows]``."""
-    depth, rows = source.shape[1], nl.tile_size.pmax
-    tile = nl.ndarray(
-        (min(depth, rows), _ceil(depth, rows), last - first), source.dtype, buffer=nl.sbuf,
-        name=f"{source.name}_transposed",
-    )  # fmt: skip
-    for i, (d0, d1) in enumerate(_spans(depth, rows)):
-        nisa.dma_copy(tile[: d1 - d0, i], source[first:last, d0:d1].permute(1, 0))
-    return tile
 
 
 def _causal_mask(width):
@@ -74,15 +62,15 @@ def attention(q, k, v, causal=False, scale=None):
         raise nki.KernelError(f"causal attention needs a key for each query, not {k} for {q}")
     scale = 1 / math.sqrt(depth) if scale is None else scale
     rows = nl.tile_size.pmax
-    block = rows * min(KEY_TILES, nl.tile_size.psum_fmax // rows, _ceil(keys, rows))
+    block = rows * min(KEY_TILES, nl.tile_size.psum_fmax // rows, ceil(keys, rows))
     out = nl.ndarray((queries, width), q.dtype, buffer=nl.shared_hbm)
     mask = _causal_mask(block) if causal else None
-    for q0, q1 in _spans(queries, rows):
+    for q0, q1 in spans(queries, rows):
         m = q1 - q0
-        q_tile = _load_transposed(q, q0, q1)
+        q_tile = load_transposed(q[q0:q1])
         last_key = keys - queries + q1 if causal else keys  # and one more
         state = None
-        for k0, k1 in _spans(min(keys, last_key), block):
+        for k0, k1 in spans(min(keys, last_key), block):
             lead = keys - queries + q0 - k0  # keys of the block before the first query's own
             hide = None
             if mask is not None and lead < k1 - k0:
@@ -105,13 +93,9 @@ def _attend(q_tile, m, k, v, k0, k1, scale, hide, state):
     """
     rows, width = nl.tile_size.pmax, v.shape[1]
     n, depth = k1 - k0, k.shape[1]
-    k_tile = _load_transposed(k, k0, k1)
-    v_tile = nl.ndarray((min(n, rows), _ceil(n, rows), width), v.dtype, buffer=nl.sbuf)
-    for i, (first, last) in enumerate(_spans(n, rows)):
-        nisa.dma_copy(v_tile[: last - first, i], v[k0 + first : k0 + last])
-
+    k_tile, v_tile = load_transposed(k[k0:k1]), load_rows(v[k0:k1])
     scores = nl.ndarray((m, n), nl.float32, buffer=nl.psum)
-    for i, (d0, d1) in enumerate(_spans(depth, rows)):
+    for i, (d0, d1) in enumerate(spans(depth, rows)):
         nisa.nc_matmul(scores, q_tile[: d1 - d0, i], k_tile[: d1 - d0, i])
     scaled = nl.ndarray((m, n), nl.float32, buffer=nl.sbuf)
     if hide is None:
@@ -129,7 +113,7 @@ def _attend(q_tile, m, k, v, k0, k1, scale, hide, state):
     nisa.tensor_reduce(total, nl.add, powers, axis=1)
 
     products = nl.ndarray((m, width), nl.float32, buffer=nl.psum)
-    for i, (first, last) in enumerate(_spans(n, rows)):
+    for i, (first, last) in enumerate(spans(n, rows)):
         turned = nl.ndarray((last - first, m), v.dtype, buffer=nl.sbuf)
         nisa.nc_transpose(turned, powers[:, first:last])
         nisa.nc_matmul(products, turned, v_tile[: last - first, i])
@@ -170,7 +154,7 @@ def rotary(x, cosines, sines):
     """
     positions, half = cosines.shape
     out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
-    for first, last in _spans(positions, nl.tile_size.pmax):
+    for first, last in spans(positions, nl.tile_size.pmax):
         n = last - first
         tile, c, s = (nl.load(t[first:last]) for t in (x, cosines, sines))
         left, right = tile[:, :half], tile[:, half:]

@@ -14,6 +14,7 @@ from ...rtl.arch import formats
 from .. import nki
 from ..nki import isa as nisa
 from ..nki import language as nl
+from .tiles import ceil, spans
 
 __all__ = ["Blocking", "matmul", "matmul_program", "matmul_reference", "plan_blocking"]
 
@@ -43,28 +44,24 @@ class Blocking:
     strips: int
 
 
-def _ceil(a, b):
-    return -(-a // b)
-
-
 def plan_blocking(m, k, n, a_bytes, b_bytes, c_bytes, *, rows, bank_words, banks, sbuf_bytes):
     """Choose the :class:`Blocking` that moves the fewest bytes and fits SBUF."""
     width = _strip_width(n, bank_words)
-    mt, kt, nt = _ceil(m, rows), _ceil(k, rows), _ceil(n, width)
-    wanted = min(kt, max(4, _ceil(RUN_BYTES, rows * a_bytes)))
+    mt, kt, nt = ceil(m, rows), ceil(k, rows), ceil(n, width)
+    wanted = min(kt, max(4, ceil(RUN_BYTES, rows * a_bytes)))
     sizes = [wanted]
     while sizes[-1] > 1:
         sizes.append(sizes[-1] // 2)
 
     def slot(size):
-        return _ceil(size, 16) * 16
+        return ceil(size, 16) * 16
 
     best = None
-    for blocks in range(_ceil(mt, banks), mt + 1):
-        m_tiles = _ceil(mt, blocks)
+    for blocks in range(ceil(mt, banks), mt + 1):
+        m_tiles = ceil(mt, blocks)
         for k_tiles in sizes:
-            chunks = _ceil(kt, k_tiles)
-            a_chunk = slot(k_tiles * _ceil(min(m, m_tiles * rows), 4) * 4 * a_bytes)
+            chunks = ceil(kt, k_tiles)
+            a_chunk = slot(k_tiles * ceil(min(m, m_tiles * rows), 4) * 4 * a_bytes)
             b_chunk = slot(k_tiles * width * b_bytes)
             left = sbuf_bytes - 2 * slot(width * c_bytes)
             for strips in range(nt, -1, -1):
@@ -79,7 +76,7 @@ def plan_blocking(m, k, n, a_bytes, b_bytes, c_bytes, *, rows, bank_words, banks
                     break
             else:
                 continue
-            a_cost = m * k * a_bytes * _ceil(nt, resident)
+            a_cost = m * k * a_bytes * ceil(nt, resident)
             a_cost *= max(1.0, 128 / min(k * a_bytes, k_tiles * rows * a_bytes))
             b_cost = k * n * b_bytes * (1 if strips else blocks)
             cost = (a_cost + b_cost) * (1.05 if k_tiles < min(4, kt) else 1.0)
@@ -97,13 +94,8 @@ def plan_blocking(m, k, n, a_bytes, b_bytes, c_bytes, *, rows, bank_words, banks
 
 def _strip_width(n, bank_words):
     """Width of the strips of C: as few as possible, of nearly equal width."""
-    even = _ceil(n, _ceil(n, bank_words))
-    return min(_ceil(even, 16) * 16, bank_words, n)
-
-
-def _spans(total, step):
-    """``(first, last + 1)`` of consecutive pieces."""
-    return [(i, min(i + step, total)) for i in range(0, total, step)]
+    even = ceil(n, ceil(n, bank_words))
+    return min(ceil(even, 16) * 16, bank_words, n)
 
 
 ALL, LEFT, RIGHT = (0, 2), (0, 1), (1, 2)
@@ -112,7 +104,7 @@ ALL, LEFT, RIGHT = (0, 2), (0, 1), (1, 2)
 
 def _columns(part, width):
     """First and last + 1 of the columns of a part."""
-    edges = 0, min(_ceil(width, 32) * 16, width), width
+    edges = 0, min(ceil(width, 32) * 16, width), width
     return edges[part[0]], edges[part[1]]
 
 
@@ -140,7 +132,7 @@ def _order(m_tiles, chunks, *, first, last, least):
         return [((0, m_tiles, c0, c1), (c0, c1), row(c0, c1)) for c0, c1 in chunks]
     steps = []
     whole = chunks[0][1]
-    depth = whole if len(chunks) > 1 else _ceil(whole, 2)
+    depth = whole if len(chunks) > 1 else ceil(whole, 2)
     for i in range(max(m_tiles, depth)):
         if i < m_tiles:
             steps.append(((i, i + 1, 0, whole), None, [(i, 0, min(i, depth), ALL)]))
@@ -211,13 +203,13 @@ def matmul(a, b, out_dtype=nl.float32, blocking=None):
         )  # fmt: skip
     c = nl.ndarray((m, n), out_dtype, buffer=nl.shared_hbm, name="c")
 
-    k_total = _ceil(k, rows)
-    chunks = _spans(k_total, blocking.k_tiles)
-    blocks = _spans(m, blocking.m_tiles * rows)
+    k_total = ceil(k, rows)
+    chunks = spans(k_total, blocking.k_tiles)
+    blocks = spans(m, blocking.m_tiles * rows)
     width = _strip_width(n, bank_words)
-    strips = _spans(n, width)
+    strips = spans(n, width)
     k_tiles = min(blocking.k_tiles, k_total)
-    a_shape = (rows, k_tiles, _ceil(min(m, blocking.m_tiles * rows), 4) * 4)
+    a_shape = (rows, k_tiles, ceil(min(m, blocking.m_tiles * rows), 4) * 4)
     b_shape = (rows, k_tiles, width)
     c_shape = (rows, width)
 
@@ -225,7 +217,7 @@ def matmul(a, b, out_dtype=nl.float32, blocking=None):
         """C[m0:m1, n0:n1], one PSUM bank wide; makes and loads the tiles that are not there yet."""
         have_a, have_b = set(a_tiles), set(b_tiles)
         sums = {}
-        for a_piece, b_piece, products in _order(_ceil(m1 - m0, rows), chunks, **place):
+        for a_piece, b_piece, products in _order(ceil(m1 - m0, rows), chunks, **place):
             if a_piece is not None:
                 t0, t1, k0, k1 = a_piece
                 chunk, at = divmod(k0, blocking.k_tiles)
@@ -268,8 +260,8 @@ def matmul(a, b, out_dtype=nl.float32, blocking=None):
                     nisa.dma_copy(c[m0 + left : m0 + right, n0 + first : n0 + stop], out)
 
     # K tiles of a piece in the first block: long enough reads, short enough waits.
-    least = _ceil(LEAST_RUN_BYTES, rows * a.dtype.bytes)
-    for s0, s1 in _spans(len(strips), max(blocking.strips, 1)):
+    least = ceil(LEAST_RUN_BYTES, rows * a.dtype.bytes)
+    for s0, s1 in spans(len(strips), max(blocking.strips, 1)):
         b_tiles = [{} for _ in range(s0, s1)]
         for block, (m0, m1) in enumerate(blocks):
             a_tiles = {}

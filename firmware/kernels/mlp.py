@@ -7,20 +7,9 @@ import numpy as np
 from .. import nki
 from ..nki import isa as nisa
 from ..nki import language as nl
-from .attention import _load_transposed
-from .matmul import _ceil, _spans
-from .normalization import _row_for_all
+from .tiles import ceil, load_row_for_all, load_rows, load_transposed, spans
 
 __all__ = ["mlp", "mlp_reference"]
-
-
-def _load_rows(source):
-    """A matrix ``[k, n]`` as ``[k on partitions, tiles of k, n]``."""
-    (k, n), rows = source.shape, nl.tile_size.pmax
-    tile = nl.ndarray((min(k, rows), _ceil(k, rows), n), source.dtype, buffer=nl.sbuf)
-    for i, (first, last) in enumerate(_spans(k, rows)):
-        nisa.dma_copy(tile[: last - first, i], source[first:last])
-    return tile
 
 
 @nki.jit
@@ -46,25 +35,25 @@ def mlp(x, w1, b1, w2, b2, function=nl.gelu):
     (rows, inputs), (hidden, outputs) = x.shape, w2.shape
     most = nl.tile_size.pmax
     out = nl.ndarray((rows, outputs), x.dtype, buffer=nl.shared_hbm)
-    w1_tile, w2_tile = _load_rows(w1), _load_rows(w2)
-    b1_tile = nl.ndarray((min(hidden, most), _ceil(hidden, most)), nl.float32, buffer=nl.sbuf)
-    for i, (h0, h1) in enumerate(_spans(hidden, most)):
+    w1_tile, w2_tile = load_rows(w1), load_rows(w2)
+    b1_tile = nl.ndarray((min(hidden, most), ceil(hidden, most)), nl.float32, buffer=nl.sbuf)
+    for i, (h0, h1) in enumerate(spans(hidden, most)):
         nisa.dma_copy(b1_tile[: h1 - h0, i : i + 1], b1.reshape(hidden, 1)[h0:h1])
-    b2_tile = _row_for_all(b2, min(rows, most))
-    for r0, r1 in _spans(rows, most):
+    b2_tile = load_row_for_all(b2, min(rows, most))
+    for r0, r1 in spans(rows, most):
         m = r1 - r0
-        x_tile = _load_transposed(x, r0, r1)
-        h_tile = nl.ndarray((min(hidden, most), _ceil(hidden, most), m), x.dtype, buffer=nl.sbuf)
-        for i, (h0, h1) in enumerate(_spans(hidden, most)):
+        x_tile = load_transposed(x[r0:r1])
+        h_tile = nl.ndarray((min(hidden, most), ceil(hidden, most), m), x.dtype, buffer=nl.sbuf)
+        for i, (h0, h1) in enumerate(spans(hidden, most)):
             sums = nl.ndarray((h1 - h0, m), nl.float32, buffer=nl.psum)
-            for j, (k0, k1) in enumerate(_spans(inputs, most)):
+            for j, (k0, k1) in enumerate(spans(inputs, most)):
                 nisa.nc_matmul(sums, w1_tile[: k1 - k0, j, h0:h1], x_tile[: k1 - k0, j])
             bias = b1_tile[: h1 - h0, i : i + 1]
             nisa.activation(h_tile[: h1 - h0, i], function, sums, bias=bias)
         result = nl.ndarray((m, outputs), x.dtype, buffer=nl.sbuf)
-        for n0, n1 in _spans(outputs, nl.tile_size.gemm_moving_fmax):
+        for n0, n1 in spans(outputs, nl.tile_size.gemm_moving_fmax):
             sums = nl.ndarray((m, n1 - n0), nl.float32, buffer=nl.psum)
-            for i, (h0, h1) in enumerate(_spans(hidden, most)):
+            for i, (h0, h1) in enumerate(spans(hidden, most)):
                 nisa.nc_matmul(sums, h_tile[: h1 - h0, i], w2_tile[: h1 - h0, i, n0:n1])
             nisa.tensor_tensor(result[:, n0:n1], sums, b2_tile[:m, n0:n1], nl.add)
         nl.store(out[r0:r1], result)

@@ -9,18 +9,12 @@ import numpy as np
 from .. import nki
 from ..nki import isa as nisa
 from ..nki import language as nl
-from .matmul import _spans
+from .tiles import load_row_for_all, spans
 
 __all__ = [
     "layernorm", "layernorm_reference", "rmsnorm", "rmsnorm_reference", "softmax",
     "softmax_reference",
 ]  # fmt: skip
-
-
-def _row_for_all(vector, partitions):
-    """An HBM vector as float32 in every partition."""
-    row = vector.reshape(1, vector.size).broadcast_to(partitions, vector.size)
-    return nl.load(row, dtype=nl.float32)
 
 
 @nki.jit
@@ -37,7 +31,7 @@ def softmax(x):
     """
     rows, columns = x.shape
     out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
-    for first, last in _spans(rows, nl.tile_size.pmax):
+    for first, last in spans(rows, nl.tile_size.pmax):
         tile = nl.load(x[first:last])
         lowered = nl.ndarray((last - first, 1), nl.float32, buffer=nl.sbuf)
         nisa.tensor_reduce(lowered, nl.maximum, tile, axis=1, negate=True)
@@ -76,8 +70,8 @@ def rmsnorm(x, weight, epsilon=1e-6):
     rows, columns = x.shape
     out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
     most = min(rows, nl.tile_size.pmax)
-    weights = _row_for_all(weight, most)
-    for first, last in _spans(rows, most):
+    weights = load_row_for_all(weight, most)
+    for first, last in spans(rows, most):
         n = last - first
         tile = nl.load(x[first:last])
         squares = nl.ndarray((n, columns), nl.float32, buffer=nl.sbuf)
@@ -115,8 +109,8 @@ def layernorm(x, weight, bias, epsilon=1e-5):
     rows, columns = x.shape
     out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
     most = min(rows, nl.tile_size.pmax)
-    weights, biases = _row_for_all(weight, most), _row_for_all(bias, most)
-    for first, last in _spans(rows, most):
+    weights, biases = load_row_for_all(weight, most), load_row_for_all(bias, most)
+    for first, last in spans(rows, most):
         n = last - first
         tile = nl.load(x[first:last])
         lowered = nl.ndarray((n, 1), nl.float32, buffer=nl.sbuf)  # the mean, negated

@@ -9,18 +9,19 @@ from ...rtl.arch import formats
 from .. import nki
 from ..nki import isa as nisa
 from ..nki import language as nl
-from .matmul import _ceil, _load_a, _load_b, _spans
+from .matmul import _load_a, _load_b
+from .tiles import ceil, spans
 
 __all__ = ["matmul_in_sbuf", "resident_bytes"]
 
 
 def resident_bytes(m, k, n, in_fmt, out_fmt, rows):
     """SBUF that :func:`matmul_in_sbuf` takes for these formats, in bytes per partition."""
-    m_tiles, k_tiles = _ceil(m, rows), _ceil(k, rows)
+    m_tiles, k_tiles = ceil(m, rows), ceil(k, rows)
     sizes = [k_tiles * m * in_fmt.bytes, k_tiles * n * in_fmt.bytes, m_tiles * n * out_fmt.bytes]
     if not _in_result(m, k, n, in_fmt, out_fmt, rows):
         sizes.append(2 * in_fmt.bytes)
-    return sum(_ceil(size, 64) * 64 for size in sizes)
+    return sum(ceil(size, 64) * 64 for size in sizes)
 
 
 def _in_result(m, k, n, in_fmt, out_fmt, rows):
@@ -34,11 +35,11 @@ def _strips(n, width, last):
     Copying them out of PSUM is all that is left to do once their last sum is there.
     """
     if not last:
-        return _spans(n, width)
-    strips = _spans(n, width)
+        return spans(n, width)
+    strips = spans(n, width)
     first, stop = strips.pop()
     while stop - first >= 64:
-        half = first + _ceil(stop - first, 32) * 16
+        half = first + ceil(stop - first, 32) * 16
         strips.append((first, half))
         first = half
         if stop - first <= 128:
@@ -64,7 +65,7 @@ def matmul_in_sbuf(a, b, out_dtype=nl.float32):
     (m, k), (_, n) = a.shape, b.shape
     out_dtype = formats.format_of(out_dtype)
     rows, width = nl.tile_size.pmax, nl.tile_size.gemm_moving_fmax
-    k_tiles, m_tiles = _ceil(k, rows), _spans(m, rows)
+    k_tiles, m_tiles = ceil(k, rows), spans(m, rows)
     depth = min(k, rows)
     c = nl.ndarray((m, n), out_dtype, buffer=nl.shared_hbm, name="c")
     a_tile = nl.ndarray((depth, k_tiles, m), a.dtype, buffer=nl.sbuf, name="a_tile")

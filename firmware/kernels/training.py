@@ -5,7 +5,7 @@ import numpy as np
 from .. import nki
 from ..nki import isa as nisa
 from ..nki import language as nl
-from .matmul import _ceil, _spans
+from .tiles import ceil, spans
 
 __all__ = [
     "adam_corrections", "adam_reference", "adam_step", "cross_entropy", "cross_entropy_reference",
@@ -49,7 +49,7 @@ def cross_entropy(logits, labels):
     out = nl.ndarray((rows,), nl.float32, buffer=nl.shared_hbm)
     most = min(rows, nl.tile_size.pmax)
     numbers = _count(most, classes)
-    for first, last in _spans(rows, most):
+    for first, last in spans(rows, most):
         n = last - first
         tile = nl.load(logits[first:last])
         label = nl.load(labels.reshape(rows, 1)[first:last], dtype=nl.float32)
@@ -85,7 +85,7 @@ def _pieces(*tensors):
     flat = [t.reshape(size) for t in tensors]
     at = 0
     while at < size:
-        columns = min(most, max(16, _ceil(size - at, rows)), size - at)
+        columns = min(most, max(16, ceil(size - at, rows)), size - at)
         lines = min(rows, (size - at) // columns)
         stop = at + lines * columns
         yield [t[at:stop].reshape(lines, columns) for t in flat]

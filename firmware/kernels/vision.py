@@ -8,7 +8,7 @@ import numpy as np
 from .. import nki
 from ..nki import isa as nisa
 from ..nki import language as nl
-from .matmul import _spans
+from .tiles import spans
 
 __all__ = [
     "average_pool2d", "conv2d", "conv2d_reference", "max_pool2d", "pool2d_reference",
@@ -41,7 +41,7 @@ def _pool(x, kernel, stride, reduce):
     rows, columns = (_positions(size, kernel, stride) for size in (height, width))
     out = nl.ndarray((*outer, rows, columns), x.dtype, buffer=nl.shared_hbm, name="out")
     source, target = x.reshape(images, height * width), out.reshape(images, rows, columns)
-    for first, last in _spans(images, nl.tile_size.pmax):
+    for first, last in spans(images, nl.tile_size.pmax):
         tile = nl.ndarray((last - first, height * width), x.dtype, buffer=nl.sbuf)
         nisa.dma_copy(tile, source[first:last])
         result = nl.ndarray((last - first, rows, columns), x.dtype, buffer=nl.sbuf)
@@ -125,7 +125,7 @@ def conv2d(x, weight, bias=None, stride=1, padding=0):
         raise nki.KernelError(f"conv2d: a row of {columns} results does not fit {bank} (psum_fmax)")
     out = nl.ndarray((images, filters, rows, columns), x.dtype, buffer=nl.shared_hbm)
     taps = [(i, j) for i in range(tall) for j in range(wide)]
-    channel_tiles, filter_tiles = _spans(channels, most), _spans(filters, most)
+    channel_tiles, filter_tiles = spans(channels, most), spans(filters, most)
 
     w_tile = nl.ndarray(
         (min(channels, most), len(channel_tiles), len(taps), filters), weight.dtype, buffer=nl.sbuf
@@ -147,7 +147,7 @@ def conv2d(x, weight, bias=None, stride=1, padding=0):
             inside = x_tile[: c1 - c0, c, padding : padding + height, padding : padding + width]
             nisa.dma_copy(inside, x[image, c0:c1])
         for f, (f0, f1) in enumerate(filter_tiles):
-            for r0, r1 in _spans(rows, bank // columns):
+            for r0, r1 in spans(rows, bank // columns):
                 sums = nl.ndarray((f1 - f0, r1 - r0, columns), nl.float32, buffer=nl.psum)
                 for c, (c0, c1) in enumerate(channel_tiles):
                     for t, (i, j) in enumerate(taps):
