@@ -557,6 +557,16 @@ def test_two_sources_in_a_bank_take_turns(rng):
     assert bench.counts["wait_sbuf"] == 6
 
 
+def test_contiguous_sources_in_a_bank_meet_once_in_a_word(rng):
+    bench = Bench(CONFIG, rng)
+    a, b, dst = (line(FP32, offset, 32) for offset in (0, 256, 512))
+    bench.execute(
+        [TensorTensor(dst=dst, src0=a, src1=b, op=AluOp.ADD, saturate=0, update=update())]
+    )
+    assert np.ptp(bench.reads) == 32 + 32 // 4 - 2  # the first one waited before
+    assert bench.counts["wait_sbuf"] == 32 // 4
+
+
 def test_nothing_is_written_to_a_bank_that_is_occupied(rng):
     """Of the other bank nothing is noticed."""
     bench = Bench(CONFIG, rng)
