@@ -1,4 +1,4 @@
-"""The vector engine on the state buffer: copies, casts, fills, against numpy."""
+"""The vector engine on the state buffer: copies, casts, fills, arithmetic, against numpy."""
 
 from collections import deque
 
@@ -6,7 +6,21 @@ import cocotb
 import numpy as np
 from makalu.rtl.arch.config import TINY as CONFIG
 from makalu.rtl.arch.formats import BF16, FORMATS, FP16, FP32, INT8, INT16, INT32
-from makalu.rtl.arch.isa import AccessPattern, Memset, Space, TensorCopy, Update, UpdateMode
+from makalu.rtl.arch.isa import (
+    BITWISE_OPS,
+    AccessPattern,
+    AluOp,
+    Memset,
+    ReduceOp,
+    ScalarTensorTensor,
+    Space,
+    TensorCopy,
+    TensorReduce,
+    TensorScalar,
+    TensorTensor,
+    Update,
+    UpdateMode,
+)
 from makalu.rtl.interfaces import (
     SBUF_READ_CYCLES,
     DmaReadData,
@@ -44,7 +58,7 @@ class Bench:
         inputs = {f"psum_read__data__{p}": 0 for p in range(P)}
         for port in ("instructions", "dma_write", "dma_read"):
             inputs |= {f"{port}__valid": 0, f"{port}__payload": 0}
-        await begin(self.dut, psum_busy_pe=0, update__ready=0, **inputs)
+        await begin(self.dut, psum_busy_others=0, update__ready=0, **inputs)
         for p in range(P):
             for offset in range(0, AREA, 8):
                 raw = int.from_bytes(self.bytes[p, offset : offset + 8].tobytes(), "little")
@@ -56,7 +70,7 @@ class Bench:
         self.pipe.append(None)
         if self.get("psum_read__valid"):
             bank, word = self.get("psum_read__bank"), self.get("psum_read__word")
-            assert self.get("psum_busy_dve") >> bank & 1, "a bank is read that is not held"
+            assert self.get("psum_busy") >> bank & 1, "a bank is read that is not held"
             self.pipe[-1] = self.psum_words[:, bank, word]
             self.psum_reads += 1
         answer = self.pipe.popleft()
@@ -151,6 +165,49 @@ class Bench:
             update=Update(i % 8, UpdateMode.ADD, 1 + i),
         )
 
+    def random_operation(self, i):
+        """Two tensors, or a tensor and scalars, or rows, or all of these; one source from PSUM."""
+        rng = self.rng
+        counts = [int(rng.integers(1, 5)) for _ in range(int(rng.integers(1, 4)))]
+        spaces = ((Space.SBUF, Space.SBUF), (Space.PSUM, Space.SBUF), (Space.SBUF, Space.PSUM))
+        src, other = (
+            self.pattern(
+                FP32 if space == Space.PSUM else FORMATS[rng.integers(len(FORMATS))],
+                0, counts, 0, P, space,
+            )
+            for space in spaces[i % 3]
+        )  # fmt: skip
+        among = [op for op in AluOp if op not in BITWISE_OPS]
+        if rng.random() < 0.3:
+            among = [AluOp.BYPASS, *BITWISE_OPS]
+        ops = [among[k] for k in rng.integers(len(among), size=2)]
+        pointers, reverse = rng.integers(2, size=(2, 2)).tolist()
+        scalars = [
+            int(4 * rng.integers(AREA // 8) if pointer else rng.integers(1 << 32))
+            for pointer in pointers
+        ]
+        kind, inner = int(rng.integers(4)), int(rng.integers(len(counts)))
+        fmt = FORMATS[rng.integers(len(FORMATS))]
+        outer = counts[inner + 1 :] or [1]
+        common = {
+            "dst": self.pattern(fmt, AREA // 2, outer if kind == 3 else counts, 0, P),
+            "saturate": int(rng.integers(2)),
+            "update": Update(i % 8, UpdateMode.ADD, 1 + i),
+        }
+        first = {
+            "op0": ops[0], "reverse0": reverse[0], "scalar0": scalars[0],
+            "scalar0_pointer": pointers[0], "op1": ops[1], "reverse1": reverse[1],
+        }  # fmt: skip
+        if kind == 0:
+            return TensorTensor(src0=src, src1=other, op=ops[0], **common)
+        if kind == 1:
+            second = {"scalar1": scalars[1], "scalar1_pointer": pointers[1]}
+            return TensorScalar(src=src, **first, **second, **common)
+        if kind == 2:
+            return ScalarTensorTensor(src0=src, src1=other, **first, **common)
+        op = list(ReduceOp)[rng.integers(len(ReduceOp))]
+        return TensorReduce(src=src, op=op, inner=inner, negate=reverse[0], **common)
+
 
 @cocotb.test()
 async def test_random_copies_and_casts(dut):
@@ -180,3 +237,26 @@ async def test_fills_between_copies(dut):
         program.append(bench.random_copy(i))
     await bench.execute(program)
     assert bench.compared > 500
+
+
+@cocotb.test()
+async def test_arithmetic(dut):
+    """Any bits: every operation, also on what is no number."""
+    bench = Bench(dut, "arithmetic")
+    await bench.start()
+    await bench.execute([bench.random_operation(i) for i in range(80)])
+    assert bench.compared > 1000
+    assert bench.psum_reads > 150
+
+
+@cocotb.test()
+async def test_arithmetic_with_ordinary_numbers(dut):
+    """Sums are rounded, products underflow, comparisons find equals."""
+    bench = Bench(dut, "numbers")
+    for memory in (bench.bytes, bench.psum):
+        words = memory.view(np.uint32)
+        scale = 2.0 ** bench.rng.choice([0, 0, 0, 23, -75], words.shape)
+        words[...] = np.float32(bench.rng.integers(-8, 9, words.shape) * scale).view(np.uint32)
+    await bench.start()
+    await bench.execute([bench.random_operation(i) for i in range(80)])
+    assert bench.compared > 1000

@@ -40,8 +40,8 @@ class VectorOnSbuf(wiring.Component):
                 "instructions": issue_port(),
                 "update": update_port(),
                 "psum_read": Out(PsumReadPort(config)),
-                "psum_busy_pe": In(config.psum_banks),
-                "psum_busy_dve": Out(config.psum_banks),
+                "psum_busy_others": In(config.psum_banks),
+                "psum_busy": Out(config.psum_banks),
                 "busy": Out(1),
                 "dma_write": In(stream.Signature(SbufBeat(config))),
                 "dma_read": In(stream.Signature(SbufReadRequest(config))),
@@ -56,14 +56,15 @@ class VectorOnSbuf(wiring.Component):
         connect(m, flipped(self.instructions), vector.instructions)
         connect(m, vector.update, flipped(self.update))
         connect(m, vector.psum_read, flipped(self.psum_read))
-        connect(m, vector.sbuf_read, sbuf.vector_read[0])
+        for i, read in enumerate(vector.sbuf_read):
+            connect(m, read, sbuf.vector_read[i])
         connect(m, vector.sbuf_write, sbuf.vector_write[0])
         connect(m, flipped(self.dma_write), sbuf.dma_write[0])
         connect(m, flipped(self.dma_read), sbuf.dma_read[0])
         m.d.comb += [
             vector.starving.eq(sbuf.starving),
-            vector.psum_busy_pe.eq(self.psum_busy_pe),
-            self.psum_busy_dve.eq(vector.psum_busy_dve),
+            vector.psum_busy_others.eq(self.psum_busy_others),
+            self.psum_busy.eq(vector.psum_busy),
             self.busy.eq(vector.busy),
             self.dma_read_data.eq(sbuf.dma_read_data[0]),
         ]
@@ -76,7 +77,7 @@ COMPONENTS = {
     "dma": (lambda: DmaEngine(config=TINY), 5),
     "control": (lambda: Control(config=TINY), 5),
     "sbuf": (lambda: Sbuf(config=TINY), 4),
-    "vector": (lambda: VectorOnSbuf(config=TINY), 3),
+    "vector": (lambda: VectorOnSbuf(config=TINY), 5),
     "tensor": (lambda: TensorEngine(config=TINY), 2),
 }
 

@@ -7,6 +7,7 @@ import pytest
 from makalu.rtl.arch.isa import AluOp
 from makalu.rtl.arith.alu import ALU_CYCLES, LATE_CYCLES, Alu
 from makalu.sim.elementwise import operate
+from makalu.sim.harness import simulate
 
 from .support import assert_equal_bits, run_vectors
 
@@ -31,6 +32,38 @@ def numbers(rng, n):
     b = np.where(rng.random(n) < 0.5, near, rng.integers(0, 1 << 32, n, np.uint32))
     flipped = np.where(rng.random(n) < 0.2, a ^ np.uint32(1 << 31), b)
     return a, flipped.astype(np.uint32)
+
+
+FEW = [0, 1 << 31, 0x3F800000, 0xBF800000, 0x40200000, 0x7F800000, 0xFF800000, 0x7FC00000, 5, 35]
+
+
+def test_every_operation_on_a_few_numbers():
+    """One operation per cycle; where the second operand may come late, it does so in turn."""
+    dut = Alu()
+    pairs = np.array(list(itertools.product(FEW, FEW)), np.uint32).T
+    wanted = [int(bits) for op in AluOp for bits in operate(op, *pairs)]
+    vectors = [
+        (op, a, b, op != AluOp.MULTIPLY and i % 2)
+        for i, (op, a, b) in enumerate(itertools.product(AluOp, FEW, FEW))
+    ]
+
+    async def testbench(ctx):
+        for cycle in range(len(vectors) + ALU_CYCLES):
+            op, a, b, late = vectors[min(cycle, len(vectors) - 1)]
+            ctx.set(dut.op, op)
+            ctx.set(dut.a, a)
+            ctx.set(dut.b, 0xDEADBEEF if late else b)
+            if cycle >= LATE_CYCLES:
+                *_, b, late = vectors[min(cycle - LATE_CYCLES, len(vectors) - 1)]
+                ctx.set(dut.late, b if late else 0xDEADBEEF)
+                ctx.set(dut.take_late, int(late))
+            if cycle >= ALU_CYCLES:
+                op, a, b, _ = vectors[cycle - ALU_CYCLES]
+                got, want = ctx.get(dut.result), wanted[cycle - ALU_CYCLES]
+                assert got == want, f"{op.name} {a:#x} {b:#x}: {got:#x}, not {want:#x}"
+            await ctx.tick()
+
+    simulate(dut, testbench)
 
 
 @pytest.mark.verilator

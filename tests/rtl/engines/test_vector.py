@@ -85,6 +85,7 @@ class Machine:
             "word": dut.psum_read.word,
             "write": dut.sbuf_write.valid,
             "commit": dut.sbuf_write.commit,
+            "write_word": dut.sbuf_write.word,
             "update_valid": dut.update.valid,
             "update": dut.update.payload,
             "issue_ready": dut.instructions.ready,
@@ -541,6 +542,77 @@ def test_issue_interval_of_arithmetic(count, rng):
     bench.execute(program)
     assert set(np.diff([cycle for cycle, *_ in bench.updates])) == {max(count, 2)}
     assert bench.counts["wait_sbuf"] == 0
+
+
+def test_two_sources_in_a_bank_take_turns(rng):
+    """Both want a new word for every element: the one that has its word keeps it meanwhile."""
+    bench = Bench(CONFIG, rng)
+    dims = ((8, 6),)  # 32 bytes: always the same bank
+    a, b = (AccessPattern(FP32, 0, 4, offset, dims) for offset in (0, 192))
+    dst = line(FP32, 512, 6)
+    bench.execute(
+        [TensorTensor(dst=dst, src0=a, src1=b, op=AluOp.ADD, saturate=0, update=update())]
+    )
+    assert set(np.diff(bench.reads)) == {2}
+    assert bench.counts["wait_sbuf"] == 6
+
+
+def test_contiguous_sources_in_a_bank_meet_once_in_a_word(rng):
+    bench = Bench(CONFIG, rng)
+    a, b, dst = (line(FP32, offset, 32) for offset in (0, 256, 512))
+    bench.execute(
+        [TensorTensor(dst=dst, src0=a, src1=b, op=AluOp.ADD, saturate=0, update=update())]
+    )
+    assert np.ptp(bench.reads) == 32 + 32 // 4 - 2  # the first one waited before
+    assert bench.counts["wait_sbuf"] == 32 // 4
+
+
+def test_nothing_is_written_to_a_bank_that_is_occupied(rng):
+    """Of the other bank nothing is noticed."""
+    bench = Bench(CONFIG, rng)
+    occupied, writes = [0], []
+
+    def other_engine(ctx, now):
+        if now.write:
+            writes.append((bench.cycle, now.write_word & 1))
+        occupied.append(int(rng.integers(1, 3)))
+        ctx.set(bench.dut.occupied, occupied[-1])
+
+    bench.hook = other_engine
+    a, b = line(FP32, 0, 60), line(FP32, 272, 60)  # in different banks
+    program = [
+        copy(replace(b, offset=512), a),
+        TensorTensor(dst=replace(a, offset=768), src0=a, src1=b, op=AluOp.ADD, saturate=0),
+        TensorReduce(dst=line(FP32, 512, 1), src=a, op=AluOp.ADD, inner=0, negate=0, saturate=0),
+    ]
+    bench.execute(program)
+    assert len(writes) == 121
+    for cycle, bank in writes:
+        assert not occupied[cycle - VECTOR_CYCLES] >> bank & 1, f"write in cycle {cycle}"
+    waits = np.diff([cycle for cycle, _ in writes])[:119] - 1
+    assert bench.counts["wait_sbuf"] >= waits.sum() > 40
+    assert len(bench.reads) == 180
+    bank_of = dict(writes)
+    first, last = bench.reads[0], bench.reads[119]
+    stalled = [cycle for cycle in range(first, last) if cycle not in bench.reads]
+    following = {cycle: min(r for r in bench.reads if r > cycle) for cycle in stalled}
+    for cycle in stalled:
+        assert occupied[cycle] >> bank_of[following[cycle] + VECTOR_CYCLES] & 1
+
+
+def test_a_row_begins_anew_after_one_without_elements(rng):
+    bench = Bench(CONFIG, rng)
+    a, common = line(FP32, 0, 3), {"op": AluOp.MAX, "inner": 0, "negate": 0, "saturate": 0}
+    program = []
+    for i, count in enumerate((3, 1)):
+        dst = line(FP32, 512 + 4 * i, 1)
+        program += [
+            TensorReduce(dst=dst, src=line(FP32, 0, 0), update=update(), **common),
+            TensorReduce(dst=dst, src=line(FP32, 64, count), update=update(), **common),
+            TensorReduce(dst=replace(dst, offset=640 + 4 * i), src=a, update=update(), **common),
+        ]
+    bench.execute(program)
+    assert bench.counts["elements"] == 3 + 1 + 6
 
 
 def test_scalars_in_sbuf_cost_one_cycle(rng):

@@ -8,6 +8,7 @@ import operator
 import numpy as np
 from makalu.rtl.arch.formats import CANONICAL_NAN, FP32
 from makalu.rtl.arch.isa import (
+    AccessPattern,
     AluOp,
     Memset,
     ReduceOp,
@@ -102,6 +103,9 @@ def scatter(memory, ap, codes):
 def execute(instruction, sbuf, psum):
     """Carry out an instruction on ``sbuf``, uint8 ``[partitions, bytes]``."""
     dst = instruction.dst
+    operands = [ap for ap in instruction.values.values() if isinstance(ap, AccessPattern)]
+    if not all(ap.elements and ap.num_partitions for ap in operands):
+        return
     if isinstance(instruction, TensorTensor | TensorScalar | ScalarTensorTensor | TensorReduce):
         codes = _compute(instruction, sbuf, psum)
     elif isinstance(instruction, Memset):
@@ -111,8 +115,7 @@ def execute(instruction, sbuf, psum):
         src = instruction.src
         memory = psum if src.space == Space.PSUM else sbuf
         codes = cast(gather(memory, src), src.dtype, dst.dtype, instruction.saturate)
-    if dst.elements:
-        scatter(sbuf, dst, codes)
+    scatter(sbuf, dst, codes)
 
 
 def _compute(instruction, sbuf, psum):
