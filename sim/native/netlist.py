@@ -8,6 +8,7 @@ a *group* of equal instances, its lanes. Every bit of the flat design has a numb
 import hashlib
 import json
 import re
+from collections import Counter
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -41,11 +42,14 @@ MIN_CELLS = 8
 SINGLE_CELLS = 60
 """Fewest cells of a lane, and of all lanes of a group."""
 
-MAX_CELLS = 1200
+MAX_CELLS = 1700
 """Size of a lane in cells, everything in it included."""
 
 ARRAY_CELLS = 700
 """The same for a lane that consists of many equal parts; these make better lanes."""
+
+ARRAY_REST = 4096
+"""Cells that may be left over, in all, if the parts become the lanes; they are computed singly."""
 
 CLOCKED = {"$dff", "$dffe", "$sdff", "$sdffe", "$sdffce"}
 COMBINATIONAL = {
@@ -319,34 +323,42 @@ class _Flattener:
         for name in order:
             if name != top:
                 self.count[self.kind[name]] += totals[name]
-        inside, unknown = {}, set()  # modules in a module, at any depth
+        inside, unknown = {}, set()  # how often modules are in a module, at any depth
         for name in order:
-            inside[name] = set()
+            inside[name] = Counter()
             for cell in modules[name]["cells"].values():
                 if cell["type"] in modules:
-                    inside[name] |= {self.kind[cell["type"]], *inside[cell["type"]]}
+                    inside[name] += inside[cell["type"]]
+                    inside[name][self.kind[cell["type"]]] += 1
                 elif not cell["type"].startswith("$"):
-                    inside[name].add(cell["type"])
+                    inside[name][cell["type"]] += 1
                     unknown.add(cell["type"])
+
+        self.is_group, left = {}, {}  # cells left over if a module is taken apart
 
         def fits(name):
             count, size = self.count[self.kind[name]], self.size[name]
             limit = max_cells
-            if count == 1 or any(
-                self.count[kind] >= 4 * count and self.size[kind] >= SINGLE_CELLS
-                for kind in inside[name]
-            ):
+            equal = any(
+                number >= 4 and kind not in unknown and self.size[kind] >= SINGLE_CELLS
+                for kind, number in inside[name].items()
+            )
+            if count == 1 or (equal and left[name] * count <= ARRAY_REST):
                 limit = min(limit, ARRAY_CELLS)
             return (
                 count >= min_lanes
                 and MIN_CELLS <= size <= limit
                 and size * count >= SINGLE_CELLS
-                and not inside[name] & unknown
+                and not unknown.intersection(inside[name])
             )
 
-        self.is_group = {
-            name: name != top and self.kind[name] not in banned and fits(name) for name in order
-        }
+        for name in order:
+            cells = [c["type"] for c in modules[name]["cells"].values() if c["type"] not in IGNORED]
+            left[name] = sum(
+                (0 if self.is_group[kind] else left[kind]) if kind in modules else 1
+                for kind in cells
+            )
+            self.is_group[name] = name != top and self.kind[name] not in banned and fits(name)
         self.values, self.externs = [], []
         self.value_of, self.offset_of, self.lane_of = [], [], []
         self.rest = Context(0, top, 1)
