@@ -6,7 +6,7 @@ from dataclasses import fields as dataclass_fields
 
 __all__ = ["RunReport", "group_counters", "label"]
 
-_ENGINES = {"pe": "pe_busy", "dve": "dve_busy", "dma": "dma_busy"}
+_ENGINES = {"pe": "pe_busy", "act": "act_busy", "dve": "dve_busy", "dma": "dma_busy"}
 
 _LABELS = {
     "pe_wait_weights": "matmul waits for its weights",
@@ -15,6 +15,9 @@ _LABELS = {
     "pe_wait_sbuf": "weight load waits for SBUF",
     "dve_wait_psum": "DVE waits for a PSUM bank",
     "dve_wait_sbuf": "DVE waits for SBUF",
+    "act_wait_psum": "ACT waits for a PSUM bank",
+    "act_wait_sbuf": "ACT waits for SBUF",
+    "act_wait_table": "ACT waits for its function's table",
     "dma_wait_read": "DMA waits for HBM",
     "dma_wait_sbuf": "DMA waits for SBUF",
     "wait_semaphore": "{} queue waits for a semaphore",

@@ -49,12 +49,17 @@ class _MemoryModules(Library):
 
     That keeps them recognisable, as single arrays that a memory compiler's macros can replace, and
     keeps initial contents of nothing but zeroes out of the text.
+
+    A memory without a write port becomes a choice among constants, a module for each contents. To a
+    synthesizer for an ASIC an initial block says nothing; of a choice any synthesizer makes logic,
+    or a block of memory where there are some.
     """
 
     def __init__(self):
         super().__init__()
         self.memories = {}  # name -> text
-        self._names = {}  # geometry -> name
+        self.roms = {}  # name -> text
+        self._names = {}  # geometry, and contents of a ROM -> name
 
     def get_memory(self, memory):
         """Return an instance of the module for ``memory`` (called by Amaranth)."""
@@ -64,7 +69,11 @@ class _MemoryModules(Library):
         for port in (*writes, *reads):
             if port.domain not in domains and port.domain != "comb":
                 domains.append(port.domain)
-        if depth < 2 or width == 0 or any(memory.data.init):
+        if depth < 2 or width == 0:
+            return _plain_memory(memory)
+        if not writes and len(reads) == 1:
+            return self._rom(memory, width, depth)
+        if any(memory.data.init):
             return _plain_memory(memory)
 
         def clock(domain):
@@ -96,6 +105,22 @@ class _MemoryModules(Library):
             ports[f"o_r{i}_data"] = Value.cast(port.data)
             if port.domain != "comb":
                 ports[f"i_r{i}_en"] = port.en
+        return Instance(name, **ports)
+
+    def _rom(self, memory, width, depth):
+        (port,) = memory.read_ports
+        clocked = port.domain != "comb"
+        words = tuple(memory.data.init._raw)
+        name = self._names.get((width, clocked, words))
+        if name is None:
+            name = f"rom_{depth}x{width}"
+            while name in self.roms:
+                name += "_x"
+            self._names[width, clocked, words] = name
+            self.roms[name] = _rom_rtlil(name, width, words, clocked)
+        ports = {"i_addr": port.addr, "o_data": Value.cast(port.data)}
+        if clocked:
+            ports |= {"i_clk": ClockSignal(port.domain), "i_en": port.en}
         return Instance(name, **ports)
 
 
@@ -176,6 +201,39 @@ def _memory_rtlil(name, geometry):
              "EN": "1'1" if clock is None else f"\\r{i}_en",
              "CLK": "1'0" if clock is None else f"\\clk{clock}"},
         )  # fmt: skip
+    return "\n".join([f"module \\{name}", *lines, "end", ""])
+
+
+def _rom_rtlil(name, width, words, clocked):
+    """The module of a ROM, in Yosys's text form."""
+    address = ceil_log2(len(words))
+    mask = (1 << width) - 1
+    lines = [
+        f"  wire width {address} input 1 \\addr",
+        f"  wire width {width} output 2 \\data",
+    ]
+    if clocked:
+        lines += [
+            "  wire input 3 \\clk",
+            "  wire input 4 \\en",
+            f"  wire width {width} \\word",
+            "  cell $dffe \\register",
+            f"    parameter \\WIDTH {width}",
+            "    parameter \\CLK_POLARITY 1'1",
+            "    parameter \\EN_POLARITY 1'1",
+            "    connect \\CLK \\clk",
+            "    connect \\EN \\en",
+            "    connect \\D \\word",
+            "    connect \\Q \\data",
+            "  end",
+        ]
+    word = "\\word" if clocked else "\\data"
+    lines += ["  process \\choice", "    switch \\addr"]
+    # With a default Yosys sees that it is a memory.
+    cases = [*(f"{address}'{i:0{address}b}" for i in range(len(words))), ""]
+    for case, value in zip(cases, (*words, 0), strict=True):
+        lines += [f"      case {case}", f"        assign {word} {width}'{value & mask:0{width}b}"]
+    lines += ["    end", "  end"]
     return "\n".join([f"module \\{name}", *lines, "end", ""])
 
 
@@ -300,6 +358,7 @@ def rtlil_texts(component, *, name=TOP, emit_src=False, library=None):
         yield _convert(part, inner, library, emit_src)
         done += 1
     yield from library.memories.values()
+    yield from library.roms.values()
 
 
 _NAME = r"(?:\\\S+ |[\w$]+)"

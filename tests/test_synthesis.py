@@ -6,7 +6,9 @@ import sys
 
 import pytest
 from makalu.rtl.arch.config import SMALL, TINY
+from makalu.rtl.arch.functions import COLUMNS
 from makalu.rtl.core import Core
+from makalu.rtl.engines.activation import ActivationLane, ActivationTables
 from makalu.rtl.engines.array import Pe, Quad
 from makalu.rtl.verilog import TOP, export
 
@@ -56,6 +58,17 @@ def test_the_core_is_clean(tmp_path):
     count = {kind: int(n) for n, kind in re.findall(r"^ +(\d+) +(\$\w+)$", out, re.MULTILINE)}
     assert count["$dff"] > 1000
     assert sum(n for kind, n in count.items() if kind.startswith("$mem")) > 100
+
+
+@pytest.mark.parametrize("component", [ActivationLane, ActivationTables])
+def test_the_lanes_and_tables_of_the_scalar_engine_are_clean(tmp_path, component):
+    text = without_initial_blocks(component(), name="part")
+    good, out = yosys(tmp_path, text, CLEAN.format(top="part") + "memory_collect\nstat\n")
+    assert good, out[-3000:]
+    assert "Warning" not in out, re.findall(".*Warning.*", out)[:10]
+    memories = sum(int(n) for n in re.findall(r"^ +(\d+) +\$mem\w+$", out, re.MULTILINE))
+    # The lane's columns and binades; the tables' one, made of constants.
+    assert memories == (len(COLUMNS) + 1 if component is ActivationLane else 1)
 
 
 BROKEN = {  # what is wrong: Verilog, what Yosys must say

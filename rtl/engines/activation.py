@@ -34,7 +34,7 @@ from ..arith.operand import normalize
 __all__ = [
     "ACTIVATION_LANE_CYCLES", "CONTROL_CYCLES", "FUNCTION_CYCLES", "TABLE_CYCLES",
     "ActivationLane", "ActivationTables", "Finish", "FunctionUnit", "Outcomes", "Steering",
-    "TableWrite", "steering_of",
+    "TableMemory", "TableWrite", "steering_of",
 ]  # fmt: skip
 
 _BINADE_CYCLE = ANGLE_CYCLES  # the binade of r is looked up
@@ -157,6 +157,33 @@ class TableWrite(data.Struct):
     binade: _ENTRY_BITS
 
 
+_UNIT_CONTROLS = {
+    "strip": In(1),
+    "bounds": In(31).array(2),
+    "outcomes": In(Outcomes),
+    "reduction": In(unsigned(3)),
+    "odd": In(1),
+    "angle": In(1),
+    "finish": In(Finish),
+    "alpha": In(32),
+}
+
+
+class TableMemory:
+    """Contents of a lane's memories, for test benches.
+
+    Attributes
+    ----------
+    columns : list of :class:`~amaranth.lib.memory.MemoryData`
+        One for each of :data:`~..arch.functions.COLUMNS`.
+    binades : :class:`~amaranth.lib.memory.MemoryData`
+    """
+
+    def __init__(self):
+        self.columns = [MemoryData(shape=unsigned(32), depth=SEGMENTS, init=[]) for _ in COLUMNS]
+        self.binades = MemoryData(shape=unsigned(_ENTRY_BITS), depth=2 * BINADES, init=[])
+
+
 def steering_of(function):
     """The constant fields of :class:`Steering` for a function."""
     plan, table = PLANS[function], load_tables()[function]
@@ -199,6 +226,11 @@ class FunctionUnit(wiring.Component):
     belongs to the element that has come as many cycles before as is said below. Elements of
     functions without a table may follow or precede others immediately.
 
+    Parameters
+    ----------
+    memory : :class:`TableMemory`, optional
+        Contents of the memories.
+
     Members
     -------
     x : :py:`In(32)`
@@ -219,11 +251,6 @@ class FunctionUnit(wiring.Component):
     result : :py:`Out(32)`
         Binary32, cycle :data:`FUNCTION_CYCLES` = 35. Every NaN is the canonical one.
 
-    Attributes
-    ----------
-    columns, binades : list of, and one, :class:`~amaranth.lib.memory.MemoryData`
-        Contents, for test benches.
-
     Timing
     ------
     One element per cycle. What happens to it::
@@ -239,23 +266,10 @@ class FunctionUnit(wiring.Component):
             31-34  the finish, one more
     """
 
-    def __init__(self):
-        self.columns = [MemoryData(shape=unsigned(32), depth=SEGMENTS, init=[]) for _ in COLUMNS]
-        self.binades = MemoryData(shape=unsigned(_ENTRY_BITS), depth=2 * BINADES, init=[])
+    def __init__(self, *, memory=None):
+        self.memory = TableMemory() if memory is None else memory
         super().__init__(
-            {
-                "x": In(32),
-                "strip": In(1),
-                "bounds": In(31).array(2),
-                "outcomes": In(Outcomes),
-                "reduction": In(unsigned(3)),
-                "odd": In(1),
-                "angle": In(1),
-                "finish": In(Finish),
-                "alpha": In(32),
-                "table": In(TableWrite),
-                "result": Out(32),
-            }
+            {"x": In(32), **_UNIT_CONTROLS, "table": In(TableWrite), "result": Out(32)}
         )
 
     def elaborate(self, platform):
@@ -396,7 +410,7 @@ class FunctionUnit(wiring.Component):
 
     def _index(self, m, r):
         """Number of the segment, in cycle 8, of ``r`` from cycle 6 on."""
-        m.submodules.binades = memory = Memory(self.binades)
+        m.submodules.binades = memory = Memory(self.memory.binades)
         writer, reader = memory.write_port(), memory.read_port()
         at = _BINADE_CYCLE
         ahead = Signal(signed(9))
@@ -419,7 +433,7 @@ class FunctionUnit(wiring.Component):
 
     def _columns(self, m):
         """Address and value, one cycle later, of every column."""
-        for k, (name, contents) in enumerate(zip(COLUMNS, self.columns, strict=True)):
+        for k, (name, contents) in enumerate(zip(COLUMNS, self.memory.columns, strict=True)):
             m.submodules[name] = memory = Memory(contents)
             writer, reader = memory.write_port(), memory.read_port()
             m.d.comb += [
@@ -480,13 +494,14 @@ class ActivationLane(wiring.Component):
         Cycle :data:`ACTIVATION_LANE_CYCLES` = 44: the element in the low bits.
 
     :data:`CONTROL_CYCLES` holds the cycles by name.
+
+    Attributes
+    ----------
+    memory : :class:`TableMemory`
     """
 
     def __init__(self):
-        self.unit = FunctionUnit()
-        # In an export one lane stands for all: the units of the others stay unused.
-        self.unit._MustUse__used = True
-        inner = self.unit.signature.members
+        self.memory = TableMemory()
         super().__init__(
             {
                 "sbuf": In(32).array(4),
@@ -500,7 +515,8 @@ class ActivationLane(wiring.Component):
                 "own_bias": In(1),
                 "scale": In(32),
                 "bias": In(32),
-                **{name: inner[name] for name in (*_UNIT_CYCLES, "table")},
+                **_UNIT_CONTROLS,
+                "table": In(TableWrite),
                 "dst_dtype": In(4),
                 "saturate": In(1),
                 "raw": Out(32),
@@ -511,7 +527,7 @@ class ActivationLane(wiring.Component):
         m = Module()
         m.submodules.cast_in = cast_in = CastIn()
         m.submodules.argument = argument = Fma32()
-        m.submodules.unit = unit = self.unit
+        m.submodules.unit = unit = FunctionUnit(memory=self.memory)
         m.submodules.cast_out = cast_out = CastOut()
 
         far = [
@@ -624,7 +640,6 @@ class ActivationTables(wiring.Component):
             self.held.eq(here & ~self.busy),
             begin.eq(self.load & ~here),
             reader.addr.eq(address),
-            reader.en.eq(reading),
         ]
         with m.If(begin):
             m.d.sync += [

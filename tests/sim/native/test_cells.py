@@ -154,6 +154,35 @@ class RandomMemory(wiring.Component):
         return m
 
 
+class RandomRom(wiring.Component):
+    """A memory without a write port, which an export writes as a choice among constants."""
+
+    def __init__(self, seed):
+        rng = random.Random(seed)
+        self.width, self.depth = rng.choice([1, 7, 33, 64, 237]), rng.choice([2, 8, 64])
+        self.init = [rng.getrandbits(self.width) for _ in range(self.depth)]
+        bits = (self.depth - 1).bit_length()
+        super().__init__(
+            {"a": In(bits), "e": In(1), "o": Out(self.width), "oc": Out(self.width)}
+        )  # fmt: skip
+
+    def elaborate(self, platform):
+        m = Module()
+        for domain, output in (("sync", self.o), ("comb", self.oc)):
+            memory = Memory(shape=self.width, depth=self.depth, init=self.init)
+            m.submodules[domain] = memory
+            read = memory.read_port(domain=domain)
+            m.d.comb += [read.addr.eq(self.a), output.eq(read.data)]
+            if domain == "sync":
+                m.d.comb += read.en.eq(self.e)
+        return m
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_random_roms(tmp_path, seed, number):
+    compare(lambda: RandomRom(100 * seed + number), tmp_path, cycles=80, change=0.7)
+
+
 @pytest.mark.parametrize("number", range(12))
 def test_random_memories(tmp_path, seed, number):
     compare(lambda: RandomMemory(100 * seed + number), tmp_path, cycles=80, change=0.7)
