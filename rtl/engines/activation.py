@@ -302,7 +302,7 @@ class FunctionUnit(wiring.Component):
                 bits = u[1] if outcome == Outcome.ARGUMENT else outcome.bits
                 with m.Case(int(outcome)):
                     m.d.comb += value_of_code.eq(bits)
-        special = line("special", nan[1] | is_zero | beyond[1], 1, finish)
+        special = line("special", is_zero | beyond[1], 1, finish)  # NaN is beyond any bound
         word = line("word", Mux(special[1], value_of_code, u[1]), 1, 2)
 
         # Cycles 1 and 2: a significand r, and n.
@@ -321,7 +321,7 @@ class FunctionUnit(wiring.Component):
             "negate", (self.odd & sign[looked_up]) ^ (turned & reducer.odd), looked_up, before
         )
 
-        # The segment. What lies below the first binade is in it, what lies above the last in that.
+        # The segment. What lies below the first binade is in it; above the last lie only outcomes.
         index = line("index", self._index(m, r), _X0_CYCLE, _LAST_READ_CYCLE)
 
         # The columns, each read in the cycle before it is used.
@@ -417,7 +417,7 @@ class FunctionUnit(wiring.Component):
         binade = Signal(range(BINADES))
         m.d.comb += [
             ahead.eq(r[at][23:31] - FIRST_EXPONENT),
-            binade.eq(Mux(ahead < 0, 0, Mux(ahead >= BINADES, BINADES - 1, ahead))),
+            binade.eq(Mux(ahead < 0, 0, ahead)),
             reader.addr.eq(Cat(binade, r[at][31])),
             writer.addr.eq(self.table.index),
             writer.data.eq(self.table.binade),

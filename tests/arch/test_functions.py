@@ -51,6 +51,8 @@ def test_tables_fit_the_memory(function):
     assert 0 < len(table.segments) <= SEGMENTS
     assert (table.binades >> 9 <= 9).all()
     assert np.isfinite(table.segments.view(np.float32)).all()
+    if PLANS[function].reduction == Reduction.NONE:
+        assert (table.bounds <= FIRST_EXPONENT + BINADES << 23).all(), "nothing beyond the binades"
     # The first binade has numbers of many exponents in it: no leading bits can tell them apart.
     assert table.binades[0] >> 9 == table.binades[BINADES] >> 9 == 0
 

@@ -127,6 +127,13 @@ def measured(figures):
     return _table(("", head, "cycles", "PE utilisation"), rows)
 
 
+def kernels(figures):
+    """Cycles of the kernel library."""
+    found = [case for case in figures["kernels"] if case["machine"] == "TRN"]
+    rows = [(case["kernel"], f"{case['cycles']:,}") for case in found]
+    return _table((f"kernel on `TRN`, on `{figures['backend']}`, from HBM to HBM", "cycles"), rows)
+
+
 def render(figures=None):
     """The status section, without its markers."""
     if figures is None:
@@ -143,7 +150,7 @@ def render(figures=None):
     return "\n".join(
         [
             *machines(), "", *_wrapped(tested), "", *queues(), "", *_wrapped(formats), "",
-            *measured(figures),
+            *measured(figures), "", *kernels(figures),
         ]
     )  # fmt: skip
 
@@ -170,6 +177,7 @@ def measure():
 
     sys.path.insert(0, str(ROOT / "tests" / "system"))
     from chains import chain
+    from library import calls
     from makalu.host.shapes import in_sbuf
     from test_figures import measure as measure_chain
 
@@ -196,6 +204,19 @@ def measure():
                     case["cycles"] = found["cycles"]
                 if c.tobytes() != golden.matmul(a, b).tobytes():
                     raise SystemExit(f"{m} x {k} x {n}: wrong bits")
+    figures["kernels"] = []
+    for machine in ("SMALL", "TRN"):
+        with (  # one for all, as in the test: which table the scalar engine holds counts
+            makalu.open(machine, figures["backend"]) as dev,
+            makalu.open(machine, "golden") as golden,
+        ):
+            for call in calls(machine):
+                args = call.operands(rng)
+                found, wanted = call.kernel(dev, *args), call.kernel(golden, *args)
+                if call.error(found, args) != call.error(wanted, args):
+                    raise SystemExit(f"{call.name} on {machine}: wrong bits")
+                case = {"machine": machine, "kernel": call.name, "cycles": dev.last_run.cycles}
+                figures["kernels"].append(case)
     FIGURES.write_text(_json(figures))
 
 

@@ -888,7 +888,61 @@ WIRING = [
           "control.dma_error[i].valid.eq(0)", "test_core.py::test_a_bad_descriptor_stops_the_core"),
 ]  # fmt: skip
 
-FAULTS = [*LIB, *ARITH, *MEMORY, *CONTROLS, *ENGINES, *COMPUTE, *WIRING]
+ANGLE, ANGLES = "arith.angle:AngleReducer.elaborate", "arith/test_angle.py::test_an_angle_per_cycle"
+TABLES, UNIT = "engines.activation:ActivationTables.elaborate", "engines.activation:FunctionUnit."
+TABLE_TEST = "engines/test_activation.py::test_a_table_is_written_once_and_as_it_is_declared"
+UNIT_TEST = "engines/test_activation.py::test_every_table_with_a_few_arguments"
+ACT_LANE = "engines.activation:ActivationLane.elaborate"
+ACT_LANE_TEST = "engines/test_activation.py::test_a_lane_casts_scales_and_computes"
+
+ACTIVATION = [
+    Fault(ANGLE, "the nearer multiple is not taken", " ^ fold.replicate(len(s3_turns))", "",
+          ANGLES),
+    Fault(ANGLE, "parity of twice the quotient", "s2_quotient[-1], 2", "s2_quotient[-2], 2",
+          ANGLES),
+    Fault(ANGLE, "rounding dropped", "kept + 1", "kept", ANGLES),
+    Fault(ANGLE, "exponent of a product with a leading zero", "125 - s5_zeros + upper",
+          "126 - s5_zeros", ANGLES),
+    Fault(ANGLE, "the window stands still", " >> (_LAST_EXPONENT - field)[:7]", "", ANGLES),
+    Fault(TABLES, "the last entry is missing", "address != last", "address + 1 != last",
+          TABLE_TEST),
+    Fault(TABLES, "a table is loaded again", " & ~(valid & (loaded == self.function))", "",
+          TABLE_TEST),
+    Fault(TABLES, "functions without a table load one", "self.load & has_table", "self.load",
+          TABLE_TEST),
+    Fault(TABLES, "not busy with the last entry", "begin | reading | arriving", "begin | reading",
+          TABLE_TEST),
+    Fault(UNIT + "elaborate", "the sign of an odd function is lost",
+          "(self.odd & sign[looked_up])", "0", UNIT_TEST),
+    Fault(UNIT + "elaborate", "infinity is an argument like others", "magnitude >= limit",
+          "magnitude > limit", UNIT_TEST),
+    Fault(UNIT + "elaborate", "zero has no outcome", "zero[1] & self.outcomes.zeros", "0",
+          UNIT_TEST),
+    Fault(UNIT + "elaborate", "n ln 2 is not added", "Mux(log[late], polynomial[late], ",
+          "Mux(0, polynomial[late], ", UNIT_TEST),
+    Fault(UNIT + "elaborate", "-0 is less than 0", "sign[1] & ~zero[1]", "sign[1]",
+          ACT_LANE_TEST),
+    Fault(UNIT + "elaborate", "an outcome is not kept",
+          "Mux(special[at], r[at], difference.result)", "difference.result", UNIT_TEST),
+    Fault(UNIT + "_significand", "subnormals are not normalised", "_EXPONENT_BIAS - zeros",
+          "_EXPONENT_BIAS", UNIT_TEST),
+    Fault(UNIT + "_reduced", "parity of the exponent", "_EXPONENT_BIAS + e[0]", "_EXPONENT_BIAS",
+          UNIT_TEST),
+    Fault(UNIT + "_index", "small exponents wrap", "Mux(ahead < 0, 0, ahead)", "ahead",
+          UNIT_TEST),
+    Fault(UNIT + "_power_of_two", "powers of two wrap", "Mux(field > 255, 255, field)", "field",
+          UNIT_TEST),
+    Fault(UNIT + "_power_of_two", "one subnormal power", "1 << 21", "1 << 22", UNIT_TEST),
+    Fault(ACT_LANE, "the bias comes too early", "_ARGUMENT_CYCLE + _ADDEND_CYCLE]",
+          "_ARGUMENT_CYCLE]", ACT_LANE_TEST),
+    Fault(ACT_LANE, "the scale is loaded in the bias", "own_bias.eq(cast_in.value)",
+          "own_scale.eq(cast_in.value)", ACT_LANE_TEST),
+    Fault(ACT_LANE, "the upper two quadrants are exchanged",
+          "Mux(self.shift[0], far[3], far[2])", "Mux(self.shift[0], far[2], far[3])",
+          ACT_LANE_TEST),
+]  # fmt: skip
+
+FAULTS = [*LIB, *ARITH, *MEMORY, *CONTROLS, *ENGINES, *COMPUTE, *ACTIVATION, *WIRING]
 PARTS = ("arith", "control", "engines", "lib", "memory")
 NOTICES = {"AssertionError", "Failed", "TimeoutError"}
 """Exceptions by which a test notices; broken Python would raise others."""
