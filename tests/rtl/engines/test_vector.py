@@ -508,6 +508,42 @@ def test_random_arithmetic(config, content, rng):
     bench.execute(program, pause=lambda: pauses.pop())
 
 
+@pytest.mark.parametrize("place", [0, 1], ids=["first", "second"])
+def test_every_operation_beside_a_bypass(place, rng):
+    bench = Bench(CONFIG, rng)
+    bench.bytes.view(np.uint32)[...] = ordinary(rng, bench.bytes.view(np.uint32).shape)
+    program = []
+    for i, op in enumerate(AluOp):
+        ops = (op, AluOp.BYPASS) if place == 0 else (AluOp.BYPASS, op)
+        dst = line(INT32 if op in BITWISE_OPS else FP32, HALF + 20 * i, 5)
+        program.append(
+            TensorScalar(
+                dst=dst, src=line(BF16, 8, 5), op0=ops[0], op1=ops[1], reverse0=0, reverse1=0,
+                scalar0=4 * i, scalar0_pointer=1, scalar1=4 * i, scalar1_pointer=1, saturate=0,
+                update=update(i),
+            )
+        )  # fmt: skip
+    bench.execute(program)
+
+
+def test_every_reduction_of_short_rows(rng):
+    bench = Bench(CONFIG, rng)
+    bench.bytes.view(np.uint32)[...] = ordinary(rng, bench.bytes.view(np.uint32).shape)
+    program = []
+    for op in ReduceOp:
+        for count in (1, 2, 3, 5):
+            i = len(program)
+            src = AccessPattern(FP32, 0, 4, 8 * i, ((1, count), (count, 2)))
+            dst = line(FP32, HALF + 8 * i, 2)
+            program.append(
+                TensorReduce(
+                    dst=dst, src=src, op=op, inner=0, negate=i % 3 == 0, saturate=0,
+                    update=update(i),
+                )
+            )  # fmt: skip
+    bench.execute(program)
+
+
 def test_arithmetic_with_refused_reads(rng):
     """Either source may be refused; what the other one read is kept."""
     bench = Bench(CONFIG, rng)
