@@ -11,6 +11,7 @@ import makalu
 import numpy as np
 import pytest
 from makalu.firmware import kernels, nki
+from makalu.firmware.kernels import attention, mlp, normalization, training, vision
 from makalu.firmware.kernels.matmul import Blocking, matmul
 from makalu.firmware.kernels.resident import matmul_in_sbuf
 from makalu.host import devices
@@ -133,7 +134,30 @@ def products_in_sbuf():
             yield Case(matmul_in_sbuf, ((m, k), (k, n)), (bf16, bf16), (("out_dtype", out),))
 
 
-CASES = [*products(), *products_in_sbuf()]
+def library():
+    """Calls of the other kernels: more than a tile, ragged."""
+    f32, bf16 = formats.FP32, formats.BF16
+    for fmt in (f32, bf16):
+        for kernel, *shapes in (
+            (normalization.softmax, (9, 7)),
+            (normalization.rmsnorm, (9, 7), (7,)),
+            (normalization.layernorm, (9, 7), (7,), (7,)),
+            (attention.attention, (6, 5), (9, 5), (9, 3)),
+            (attention.rotary, (5, 6), (5, 3), (5, 3)),
+            (mlp.mlp, (5, 6), (6, 7), (7,), (7, 5), (5,)),
+            (vision.conv2d, (1, 3, 5, 4), (5, 3, 2, 2)),
+            (vision.max_pool2d, (5, 4, 4)),
+            (vision.average_pool2d, (5, 4, 4)),
+            (training.sgd_step, *[(5, 7)] * 3),
+        ):
+            yield Case(kernel, tuple(shapes), (fmt,) * len(shapes))
+    causal = (("causal", True),)
+    yield Case(attention.attention, ((9, 5), (9, 5), (9, 3)), (f32,) * 3, causal)
+    yield Case(training.cross_entropy, ((9, 7), (9,)), (f32, formats.INT32))
+    yield Case(training.adam_step, (*[(5, 7)] * 4, (2,)), (f32,) * 5)
+
+
+CASES = [*products(), *products_in_sbuf(), *library()]
 
 
 def test_no_kernel_is_forgotten():
