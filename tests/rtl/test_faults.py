@@ -103,7 +103,7 @@ ARITH = [
     Fault(CAST_OUT, "sticky bit lost", "kept[2] | kept[0] | (lost != 0)", "kept[2] | kept[0]",
           LANE_TEST),
     Fault(CAST_OUT, "integers wrap", "s1_huge | (count > most)", "s1_huge", LANE_TEST),
-    Fault(FMA + "factor", "infinity is a number", "Mux(special, 0, shifted)", "shifted", PAIRS),
+    Fault(FMA + "factor", "subnormals not normalised", "fields.exp - zeros", "fields.exp", PAIRS),
     Fault(FMA + "wide_product", "infinity times zero is infinity",
           " | (a.inf & ~b.inf & ~b.sig[23])", "", PAIRS),
     Fault(FMA + "wide_product", "sign of the second factor ignored", "a.sign ^ b.sign", "a.sign",

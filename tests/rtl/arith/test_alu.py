@@ -34,7 +34,7 @@ def numbers(rng, n):
     return a, flipped.astype(np.uint32)
 
 
-FEW = [0, 1 << 31, 0x3F800000, 0xBF800000, 0x40200000, 0x7F800000, 0xFF800000, 0x7FC00000, 5, 35]
+FEW = [0, 1 << 31, 0x3F800000, 0xBF800000, 0xFFC00000, 0x7F800000, 0xFF800000, 0x7FC00000, 5, 35]
 
 
 def test_every_operation_on_a_few_numbers():
