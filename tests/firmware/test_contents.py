@@ -15,7 +15,7 @@ from makalu.firmware.nki.tensor import Storage
 from makalu.firmware.nki.trace import ZERO
 from makalu.firmware.nki.written import Written
 from makalu.rtl.arch import formats
-from makalu.rtl.arch.config import SMALL, TINY
+from makalu.rtl.arch.config import SMALL, TINY, HbmConfig
 from makalu.rtl.arch.isa import Memset
 
 A = TensorSpec((4, 16), "fp32")
@@ -435,7 +435,8 @@ def test_zeros_are_zero_on_a_device_that_was_used_before():
 @pytest.mark.slow
 def test_zeros_are_zero_on_the_hardware():
     a = np.ones((4, 16), np.float32)
-    with makalu.open("TINY", "pysim", hbm=1 << 16) as device:
+    hbm = HbmConfig(size_bytes=1 << 16, latency_cycles=10)
+    with makalu.open("TINY", "pysim", hbm=hbm) as device:
         device.run(dirty, a, 1)
         assert np.isnan(device.psum().view(np.float32)[:, :16]).all()
         kernel, want = ZEROS["border"]

@@ -14,7 +14,7 @@ import pytest
 from makalu.host import devices
 from makalu.host.cli import app
 from makalu.host.errors import DeviceFaulted, FileFormatError, MakaluError, UsageError
-from makalu.rtl.arch.config import TINY
+from makalu.rtl.arch.config import TINY, HbmConfig
 from makalu.rtl.arch.events import COUNTERS
 from makalu.rtl.arch.registers import counter_address
 from makalu.sim.backends import native
@@ -218,15 +218,16 @@ def at(changes, cycle):
 
 def test_waves_of_one_lane_are_those_of_the_simulator(tiny, operands, tmp_path, monkeypatch):
     """Every signal of a processing element, while it multiplies."""
-    first, count, path = 850, 140, tmp_path / "out.vcd"
+    first, count, path = 400, 100, tmp_path / "out.vcd"
     a, b = (x[:4, :4] for x in operands)
-    with opened() as device:
+    near = HbmConfig(size_bytes=HBM_BYTES, latency_cycles=10)
+    with opened(hbm=near) as device:
         zero = device.cycles
         with device.waves(path, f"{ONE}.*", start=zero + first, cycles=count):
             device.matmul(a, b)
         counters = device.last_run.counters
     wave = read(path)
-    pysim = PysimMachine(TINY, tiny.hbm)
+    pysim = PysimMachine(TINY, near)
     names = {}
     for info in pysim._open._sim._design.fragments.values():
         if ".".join(info.name[1:]) == ONE:
@@ -252,7 +253,7 @@ def test_waves_of_one_lane_are_those_of_the_simulator(tiny, operands, tmp_path, 
 
     monkeypatch.setattr(pysim._stepper, "step", watching)
     monkeypatch.setattr(devices, "start", lambda *_: devices.pysim.RegisterRunner(pysim))
-    with makalu.open(TINY, "pysim", hbm=HBM_BYTES) as device:
+    with makalu.open(TINY, "pysim", hbm=near) as device:
         assert device.cycles == zero
         device.matmul(a, b)
         assert device.last_run.counters == counters

@@ -11,7 +11,7 @@ from makalu.host.device import Device
 from makalu.host.errors import DeviceFaulted, HbmOutOfMemory
 from makalu.host.slabs import PROGRAM_WORDS, Product, Slabs, plan
 from makalu.rtl.arch import formats
-from makalu.rtl.arch.config import SMALL, TINY, TRN
+from makalu.rtl.arch.config import SMALL, TINY, TRN, HbmConfig
 
 MIB = 1 << 20
 
@@ -102,7 +102,7 @@ def test_mixed_operands_and_views_are_cut_as_well(rng, monkeypatch):
 
 def test_a_large_product_in_the_amaranth_simulator_has_the_same_bits(rng):
     a, b = operands(rng, 6, 4, 20)
-    with makalu.open(TINY, "pysim", hbm=4096) as dev:
+    with makalu.open(TINY, "pysim", hbm=HbmConfig(size_bytes=4096, latency_cycles=10)) as dev:
         c = dev.matmul(a, b)
         report = dev.last_run
     assert report.runs > 1

@@ -14,6 +14,7 @@ from makalu.host.device import Device
 from makalu.host.report import RunReport
 from makalu.host.witness import LEAST_HIGH_HALF, compare
 from makalu.rtl.arch import formats
+from makalu.rtl.arch.config import HbmConfig
 from makalu.rtl.arch.formats import BF16, FP8_E4M3FN, FP8_E5M2, FP16, FP32, TF32
 
 NAN = np.uint32(0x7FC00000)
@@ -84,7 +85,7 @@ def test_single_products_of_the_simulated_hardware_are_those_of_binary64():
     codes = [0x0000, 0x8000, 0x0001, 0x807F, 0x0080, 0x3F80, 0xBFC1, 0x1A01, 0x7F7F, 0x7F80, 0xFF80,
              0x7F81]  # fmt: skip
     x = np.array(codes, np.uint16).view(BF16.dtype)
-    with makalu.open("TINY", "pysim") as tiny:
+    with makalu.open("TINY", "pysim", hbm=HbmConfig(latency_cycles=10)) as tiny:
         c = tiny.matmul(x[:, None], x[None, :])
     values = as_multiplied(x, BF16)
     assert c.tobytes() == witness(values[:, None], values[None, :]).tobytes()

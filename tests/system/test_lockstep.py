@@ -34,9 +34,14 @@ def programs(request):
     return request.config.getoption("--programs")
 
 
-def _native(config):
+FAR = HbmConfig(size_bytes=HBM_BYTES)
+NEAR = HbmConfig(size_bytes=HBM_BYTES, latency_cycles=10)
+"""So that Amaranth's simulator waits less and works more."""
+
+
+def _native(config, hbm=FAR):
     try:
-        return NativeMachine(config, HbmConfig(size_bytes=HBM_BYTES))
+        return NativeMachine(config, hbm)
     except toolchain.ToolMissing as missing:
         pytest.skip(str(missing))
 
@@ -80,13 +85,13 @@ def test_random_programs_on_small(seed, programs):
         race(runners, SMALL, (seed, 3001), range(max(1, programs // 10)), 40)
 
 
-def test_random_programs_in_amaranths_simulator(native, seed, programs):
-    with PysimMachine(TINY, HbmConfig(size_bytes=HBM_BYTES)) as machine:
-        slow = RegisterRunner(machine)
+def test_random_programs_in_amaranths_simulator(seed, programs):
+    with _native(TINY, NEAR) as compiled, PysimMachine(TINY, NEAR) as machine:
+        runners = [RegisterRunner(compiled), RegisterRunner(machine)]
         for number in range(max(1, programs // 40)):
-            for runner in (native, slow):
+            for runner in runners:
                 runner.reset()
-            race([native, slow], TINY, (seed, 3002), [number], 5)
+            race(runners, TINY, (seed, 3002), [number], 5)
 
 
 # The kernel library -------------------------------------------------------------------------------
