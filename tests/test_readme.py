@@ -60,11 +60,13 @@ def test_a_change_of_the_code_or_of_a_figure_changes_the_status():
         "products": [{"machine": "TINY", "m": 4, "k": 4, "n": 8, "cycles": 16}],
         "resident": [{"machine": "SMALL", "m": 4, "k": 4, "n": 16, "cycles": 2}],
         "in_sbuf": [{"machine": "TINY", "k_tiles": 3, "utilization": 0.5}],
+        "kernels": [{"machine": "SMALL", "kernel": "softmax, 4 x 8", "cycles": 5}],
     }  # fmt: skip
     text = module.render(figures)
     assert "| `TINY` | 4 x 4 x 8, `float16`, from HBM to HBM | 16 | 50.00 % |" in text
     assert "| `SMALL` | 4 x 4 x 16, `float16`, from SBUF to SBUF | 2 | 50.00 % |" in text
     assert "| `TINY` | 4 x 12 x 16," in text
+    assert "| `SMALL` | softmax, 4 x 8 | 5 |" in text
     module.MACHINES = module.MACHINES[:2]
     assert "TRN" not in module.render(figures)
 
