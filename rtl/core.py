@@ -13,6 +13,7 @@ from .arch.events import events_layout, events_of
 from .arch.registers import ADDRESS_BITS as REGISTER_ADDRESS_BITS
 from .control.control import Control
 from .engines.dma import DmaEngine
+from .engines.gpsimd import GpSimdEngine
 from .engines.scalar import ScalarEngine
 from .engines.tensor import TensorEngine
 from .engines.vector import VectorEngine
@@ -44,7 +45,7 @@ class Core(wiring.Component):
     ----------
     sync_domain : :class:`amaranth.hdl.ClockDomain`
         Clock and hard reset; propagates to whatever contains the core.
-    sbuf, tensor, vector, scalar, dma, control : components
+    sbuf, tensor, vector, scalar, gpsimd, dma, control : components
         For test benches that look inside.
     """
 
@@ -58,6 +59,7 @@ class Core(wiring.Component):
         self.tensor = TensorEngine(config=config)
         self.vector = VectorEngine(config=config)
         self.scalar = ScalarEngine(config=config)
+        self.gpsimd = GpSimdEngine(config=config)
         self.dma = [DmaEngine(config=config) for _ in range(config.dma_engines)]
         super().__init__(
             {
@@ -77,7 +79,7 @@ class Core(wiring.Component):
     def elaborate(self, platform):
         m = Module()
         control, sbuf, tensor = self.control, self.sbuf, self.tensor
-        vector, scalar, dma = self.vector, self.scalar, self.dma
+        vector, scalar, gpsimd, dma = self.vector, self.scalar, self.gpsimd, self.dma
         m.domains.sync = self.sync_domain
         m.domains.engines = self.engines_domain
         m.d.comb += self.engines_domain.rst.eq(control.engine_reset)
@@ -88,6 +90,7 @@ class Core(wiring.Component):
         m.submodules.tensor = in_engines(tensor)
         m.submodules.vector = in_engines(vector)
         m.submodules.scalar = in_engines(scalar)
+        m.submodules.gpsimd = in_engines(gpsimd)
         for i, engine in enumerate(dma):
             m.submodules[f"dma{i}"] = in_engines(Replicated(engine, "dma_engine"))
 
@@ -101,9 +104,11 @@ class Core(wiring.Component):
         connect_streams(m, control.pe, tensor.instructions)
         connect_streams(m, control.act, scalar.instructions)
         connect_streams(m, control.dve, vector.instructions)
+        connect_streams(m, control.pool, gpsimd.instructions)
         connect_streams(m, tensor.update, control.pe_update)
         connect_streams(m, scalar.update, control.act_update)
         connect_streams(m, vector.update, control.dve_update)
+        connect_streams(m, gpsimd.update, control.pool_update)
         for i, engine in enumerate(dma):
             connect_streams(m, control.dma_jobs[i], engine.jobs)
             connect_streams(m, engine.update, control.dma_update[i])
@@ -117,12 +122,16 @@ class Core(wiring.Component):
         # Memories
         connect(m, tensor.moving, sbuf.moving)
         connect(m, tensor.weights, sbuf.weights)
-        for port, read in zip(sbuf.vector_read, (*vector.sbuf_read, scalar.sbuf_read), strict=True):
+        # The vector engine's ports lead through the GpSimd engine, which shares them.
+        for read, through in zip(vector.sbuf_read, gpsimd.vector_read, strict=True):
+            connect(m, read, through)
+        connect(m, vector.sbuf_write, gpsimd.vector_write)
+        reads, writes = (*gpsimd.sbuf_read, scalar.sbuf_read), (gpsimd, scalar)
+        for port, read in zip(sbuf.vector_read, reads, strict=True):
             connect(m, read, port)
-        for engine, write, psum in zip(
-            (vector, scalar), sbuf.vector_write, tensor.psum_read, strict=True
-        ):
+        for engine, write in zip(writes, sbuf.vector_write, strict=True):
             connect(m, engine.sbuf_write, write)
+        for engine, psum in zip((vector, scalar), tensor.psum_read, strict=True):
             connect(m, engine.psum_read, psum)
         for i, engine in enumerate(dma):
             connect_streams(m, engine.sbuf_write, sbuf.dma_write[i])
@@ -132,12 +141,17 @@ class Core(wiring.Component):
             tensor.starving.eq(sbuf.starving),
             vector.starving.eq(sbuf.starving),
             scalar.starving.eq(sbuf.starving),
+            gpsimd.starving.eq(sbuf.starving),
+            vector.hold.eq(gpsimd.vector_hold),
+            gpsimd.vector_start.eq(vector.start),
+            gpsimd.vector_running.eq(vector.running),
             # Both read PSUM, each another bank; of two that start together the vector engine does.
             tensor.psum_busy_others.eq(vector.psum_busy | scalar.psum_busy),
             vector.psum_busy_others.eq(tensor.psum_busy_pe | scalar.psum_busy),
             scalar.psum_busy_others.eq(tensor.psum_busy_pe | vector.psum_busy | vector.psum_claim),
             # The scalar engine's writes were decided first.
             vector.occupied.eq(scalar.upcoming),
+            gpsimd.occupied.eq(scalar.upcoming),
         ]
 
         # State and events
@@ -148,9 +162,11 @@ class Core(wiring.Component):
             control.pe_busy.eq(tensor.busy),
             control.act_busy.eq(scalar.busy),
             control.dve_busy.eq(vector.busy),
+            control.pool_busy.eq(gpsimd.busy),
             control.pe_events.eq(tensor.events),
             control.act_events.eq(scalar.events),
             control.dve_events.eq(vector.events),
+            control.pool_events.eq(gpsimd.events),
             control.sbuf_events.eq(sbuf.events),
             control.dma_events.eq(events),
         ]

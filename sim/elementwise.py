@@ -1,4 +1,4 @@
-"""What the vector engine computes with two elements, in numpy: :class:`~..rtl.arch.isa.AluOp`.
+"""What the engines compute with two elements, in numpy: :class:`~..rtl.arch.isa.AluOp`.
 
 Elements are bits of 32: binary32 numbers, or plain bits for the bitwise operations.
 """
@@ -8,7 +8,7 @@ import numpy as np
 from ..rtl.arch.formats import CANONICAL_NAN
 from ..rtl.arch.isa import BITWISE_OPS, AluOp, ReduceOp
 
-__all__ = ["operate", "reduce_rows"]
+__all__ = ["compare_with_zero", "operate", "operate_integers", "reduce_rows"]
 
 _ONE = np.uint32(0x3F800000)
 
@@ -34,6 +34,15 @@ _ARITHMETIC = {
     AluOp.MIN: _smaller,
     AluOp.ABS_MAX: lambda a, b: _larger(np.abs(a), np.abs(b)),
     AluOp.ABS_MIN: lambda a, b: _smaller(np.abs(a), np.abs(b)),
+}
+_INTEGER = {
+    AluOp.ADD: np.add,
+    AluOp.SUBTRACT: np.subtract,
+    AluOp.MULTIPLY: np.multiply,
+    AluOp.MAX: np.maximum,
+    AluOp.MIN: np.minimum,
+    AluOp.ABS_MAX: lambda a, b: np.maximum(np.abs(a), np.abs(b)),
+    AluOp.ABS_MIN: lambda a, b: np.minimum(np.abs(a), np.abs(b)),
 }
 _PREDICATES = {
     AluOp.EQUAL: np.equal,
@@ -85,6 +94,39 @@ def operate(op, a, b):
             result = np.where(np.isnan(x) | np.isnan(y), np.float32(np.nan), result)
     bits = result.view(np.uint32)
     return np.where(np.isnan(result), np.uint32(CANONICAL_NAN), bits)
+
+
+def operate_integers(op, a, b, *, signed):
+    """``a op b`` modulo 2**32, as :class:`~..rtl.arch.isa.IntegerTensorTensor` says.
+
+    Parameters
+    ----------
+    op : :class:`AluOp`
+    a, b : uint32 arrays that broadcast
+    signed : :class:`bool`
+        They are int32.
+
+    Returns
+    -------
+    uint32 array
+    """
+    op = AluOp(op)
+    a, b = np.broadcast_arrays(np.asarray(a, np.uint32), np.asarray(b, np.uint32))
+    x, y = (v.astype(np.int32 if signed else np.uint32).astype(np.int64) for v in (a, b))
+    if op == AluOp.BYPASS:
+        return a.copy()
+    if op in _PREDICATES:
+        return _PREDICATES[op](x, y).astype(np.uint32)
+    if op == AluOp.RIGHT_SHIFT:
+        return (x >> np.minimum(b, 63)).astype(np.uint32)
+    if op in BITWISE_OPS:
+        return _BITWISE[op](a, b).astype(np.uint32)
+    return _INTEGER[op](x, y).astype(np.uint32)
+
+
+def compare_with_zero(compare, values):
+    """Whether the int32 ``values`` compare true with 0: a :class:`~..rtl.arch.isa.Compare`."""
+    return _PREDICATES[AluOp(compare)](values, np.int32(0))
 
 
 def reduce_rows(op, rows):

@@ -27,6 +27,7 @@ from ..rtl.arch.isa import (
     WORD_BYTES,
     AccessPattern,
     Activation,
+    AffineSelect,
     AluOp,
     Descriptor,
     DmaStart,
@@ -34,6 +35,9 @@ from ..rtl.arch.isa import (
     ErrorCode,
     EventSemaphore,
     Half,
+    IntegerTensorScalar,
+    IntegerTensorTensor,
+    Iota,
     LoadStationary,
     MatmulMoving,
     Memset,
@@ -49,7 +53,7 @@ from ..rtl.arch.isa import (
 )
 from .activation import evaluate
 from .arithmetic import fma32
-from .elementwise import operate, reduce_rows
+from .elementwise import compare_with_zero, operate, operate_integers, reduce_rows
 
 __all__ = [
     "EXECUTORS", "Blocked", "GoldenCore", "GoldenDeadlock", "GoldenError", "check_descriptor",
@@ -975,6 +979,64 @@ def _activation(core, instruction):
     result = evaluate(instruction.function, argument, np.uint32(instruction.alpha))
     core.count("act_elements", src.elements)
     _store_bits(core, instruction, result.view(np.uint32), bitwise=False)
+
+
+def _affine(instruction):
+    """The affine function of the place as int32 ``[partitions, elements]``."""
+    dst = instruction.dst
+    value = np.array([instruction.offset], np.uint32)
+    for i, (_, count) in enumerate(dst.dims):
+        step = np.arange(count, dtype=np.uint32) * np.uint32(getattr(instruction, f"step{i}"))
+        value = (step[:, None] + value[None, :]).reshape(-1)
+    rows = np.arange(dst.num_partitions, dtype=np.uint32)
+    shares = rows * np.uint32(instruction.channel_multiplier)
+    return (shares[:, None] + value[None, :]).view(np.int32)
+
+
+@executes(Iota)
+def _iota(core, instruction):
+    dst = instruction.dst
+    values = _affine(instruction)
+    if dst.dtype not in (formats.INT32, formats.UINT32):
+        values = convert(values, formats.INT32, dst.dtype, instruction.saturate)
+    core.count("pool_elements", dst.elements)
+    core.memory(dst.space).write(dst, values)
+
+
+@executes(AffineSelect)
+def _affine_select(core, instruction):
+    dst, src = instruction.dst, instruction.src
+    kept = convert(core.memory(src.space).read(src), src.dtype, dst.dtype, instruction.saturate)
+    other = cast_out(np.uint32([instruction.value]), dst.dtype, instruction.saturate)
+    kind = _element_type(dst.dtype.bytes)
+    holds = compare_with_zero(instruction.compare, _affine(instruction))
+    core.count("pool_elements", dst.elements)
+    core.memory(dst.space).write(dst, np.where(holds, kept.view(kind), other.view(kind)))
+
+
+def _integers(core, ap):
+    """Elements of an integer operand, extended to 32 bits by their sign or by zeros."""
+    return core.memory(ap.space).read(ap).astype(np.int64).astype(np.uint32)
+
+
+@executes(IntegerTensorTensor)
+def _integer_tensor_tensor(core, instruction):
+    a, b = (_integers(core, ap) for ap in (instruction.src0, instruction.src1))
+    core.count("pool_elements", instruction.dst.elements)
+    result = operate_integers(instruction.op, a, b, signed=instruction.src0.dtype.signed)
+    _store_bits(core, instruction, result, bitwise=True)
+
+
+@executes(IntegerTensorScalar)
+def _integer_tensor_scalar(core, instruction):
+    src = instruction.src
+    bits = _integers(core, src)
+    for i in range(2):
+        scalar = _scalar_bits(core, instruction, f"scalar{i}", src)
+        operands = _ordered_operands(bits, scalar, getattr(instruction, f"reverse{i}"))
+        bits = operate_integers(getattr(instruction, f"op{i}"), *operands, signed=src.dtype.signed)
+    core.count("pool_elements", src.elements)
+    _store_bits(core, instruction, bits, bitwise=True)
 
 
 @executes(Memset)

@@ -16,26 +16,9 @@ from .tiles import ceil, load_rows, load_transposed, spans
 __all__ = ["attention", "attention_reference", "rotary", "rotary_reference"]
 
 HIDDEN = -1e30
-"""What is added to the scores of keys that a query must not see: their powers are zero."""
+"""Score of keys that a query must not see: their powers are zero."""
 KEY_TILES = 4
 """Most tiles of keys in a block."""
-
-
-def _causal_mask(width):
-    """A tile in whose row ``i`` element ``width + j`` is 0 for ``j <= i``, else ``HIDDEN``.
-
-    Its columns from ``width - d`` on are the mask of keys that begin ``d`` before the queries.
-    """
-    rows = nl.tile_size.pmax
-    columns = 2 * width + rows
-    row = nl.ndarray((1, columns + rows - 1), nl.float32, buffer=nl.sbuf)
-    nisa.memset(row, HIDDEN)
-    nisa.memset(row[:, : width + rows], 0)
-    mask = nl.ndarray((rows, columns), nl.float32, buffer=nl.sbuf)
-    # Each row is read one element earlier than the one above it.
-    shifted = row.ap([[row.shape[1], 1], [-1, rows], [1, columns]], offset=rows - 1)
-    nisa.dma_copy(mask, shifted.squeeze_dim(0))
-    return mask
 
 
 @nki.jit
@@ -64,18 +47,15 @@ def attention(q, k, v, causal=False, scale=None):
     rows = nl.tile_size.pmax
     block = rows * min(KEY_TILES, nl.tile_size.psum_fmax // rows, ceil(keys, rows))
     out = nl.ndarray((queries, width), q.dtype, buffer=nl.shared_hbm)
-    mask = _causal_mask(block) if causal else None
     for q0, q1 in spans(queries, rows):
         m = q1 - q0
         q_tile = load_transposed(q[q0:q1])
         last_key = keys - queries + q1 if causal else keys  # and one more
         state = None
         for k0, k1 in spans(min(keys, last_key), block):
-            lead = keys - queries + q0 - k0  # keys of the block before the first query's own
-            hide = None
-            if mask is not None and lead < k1 - k0:
-                hide = mask[:m, block - lead : block - lead + k1 - k0]
-            state = _attend(q_tile, m, k, v, k0, k1, scale, hide, state)
+            # Key j of the block is seen by query i if i - j + lead >= 0.
+            lead = keys - queries + q0 - k0 if causal else k1 - k0
+            state = _attend(q_tile, m, k, v, k0, k1, scale, lead, state)
         assert state is not None, "there is a key"
         _, total, sums = state
         nisa.reciprocal(total, total)
@@ -85,7 +65,7 @@ def attention(q, k, v, causal=False, scale=None):
     return out
 
 
-def _attend(q_tile, m, k, v, k0, k1, scale, hide, state):
+def _attend(q_tile, m, k, v, k0, k1, scale, lead, state):
     """Take one block of keys in; return the state after it.
 
     The state is, for each query, its maximum so far (negated), the sum of the powers, and the sum
@@ -98,10 +78,9 @@ def _attend(q_tile, m, k, v, k0, k1, scale, hide, state):
     for i, (d0, d1) in enumerate(spans(depth, rows)):
         nisa.nc_matmul(scores, q_tile[: d1 - d0, i], k_tile[: d1 - d0, i])
     scaled = nl.ndarray((m, n), nl.float32, buffer=nl.sbuf)
-    if hide is None:
-        nisa.tensor_scalar(scaled, scores, nl.multiply, scale)
-    else:
-        nisa.scalar_tensor_tensor(scaled, scores, nl.multiply, scale, nl.add, hide)
+    nisa.tensor_scalar(scaled, scores, nl.multiply, scale)
+    if lead < n - 1:
+        nisa.affine_select(scaled, [[-1, n]], lead, 1, scaled, HIDDEN, nl.greater_equal)
 
     lowered = nl.ndarray((m, 1), nl.float32, buffer=nl.sbuf)
     nisa.tensor_reduce(lowered, nl.maximum, scaled, axis=1, negate=True)

@@ -5,6 +5,7 @@ operation. Errors name the tensors, the limit and the kernel's line.
 """
 
 import enum
+import math
 import numbers
 
 from ...rtl.arch import formats as _formats
@@ -16,11 +17,11 @@ from .tensor import Access, NkiTensor
 from .written import Written
 
 __all__ = [
-    "activation", "activation_reduce", "dma_copy", "dma_transpose", "engine",
-    "get_nc_version", "gpsimd_engine", "matmul_perf_mode", "memset", "nc_matmul", "nc_transpose",
-    "nc_version", "reciprocal", "reduce_cmd", "scalar_engine", "scalar_tensor_tensor",
-    "tensor_copy", "tensor_engine", "tensor_reduce", "tensor_scalar", "tensor_tensor",
-    "unknown_engine", "vector_engine",
+    "activation", "activation_reduce", "affine_select", "dma_copy", "dma_transpose", "engine",
+    "get_nc_version", "gpsimd_engine", "iota", "matmul_perf_mode", "memset", "nc_matmul",
+    "nc_transpose", "nc_version", "reciprocal", "reduce_cmd", "scalar_engine",
+    "scalar_tensor_tensor", "tensor_copy", "tensor_engine", "tensor_reduce", "tensor_scalar",
+    "tensor_tensor", "unknown_engine", "vector_engine",
 ]  # fmt: skip
 
 
@@ -368,16 +369,42 @@ def memset(dst, value, engine=engine.unknown, name=None):
     _record(trace, _isa.Memset, d, (), value=int.from_bytes(code.tobytes(), "little"))
 
 
+def _check_integers(trace, what, saturate, *views):
+    """What an instruction of the GpSimd engine on integers asks of its tiles."""
+    for view in views:
+        if _tensor(trace, what, view).dtype.is_float:
+            raise trace.error(
+                f"{what}: the GpSimd engine computes with integers, so {view} must be one; leave "
+                "engine out for the float32 arithmetic of the vector engine"
+            )
+        if view.buffer == "psum":
+            raise trace.error(
+                f"{what}: the GpSimd engine does not reach PSUM, where {view} is; copy it to SBUF "
+                "with nisa.tensor_copy first"
+            )
+    if saturate:
+        raise trace.error(f"{what}: integers of the GpSimd engine wrap around, saturate=False")
+
+
 def tensor_tensor(dst, data1, data2, op, engine=engine.unknown, name=None, *, saturate=False):
     """``dst = data1 op data2``, element by element, on the vector engine.
 
     Arithmetic is that of float32 whatever the formats, so integers beyond 24 bits round. Bitwise
     operations take integers of one width. One of the sources may be in PSUM.
+
+    ``engine=nisa.engine.gpsimd`` computes with integers in SBUF instead, exact modulo 2**32; the
+    order of numbers, and what a right shift fills in, are those of data1's format.
     """
     del name
     trace = _trace.current()
-    _check_engine(trace, "tensor_tensor", engine, vector_engine)
+    _check_engine(trace, "tensor_tensor", engine, vector_engine, gpsimd_engine)
     code = _operation(trace, "tensor_tensor op", op, _operations.ALU)
+    if engine is gpsimd_engine:
+        _check_integers(trace, "tensor_tensor", saturate, dst, data1, data2)
+        d = _destination(trace, "tensor_tensor", dst)
+        sources = _sources(trace, "tensor_tensor", dst, d, data1=data1, data2=data2)
+        _record(trace, _isa.IntegerTensorTensor, d, sources, op=code)
+        return
     d = _destination(trace, "tensor_tensor", dst)
     sources = _sources(trace, "tensor_tensor", dst, d, data1=data1, data2=data2)
     _check_kind(trace, "tensor_tensor", [code], [dst, data1, data2])
@@ -408,10 +435,15 @@ def tensor_scalar(
         Exchange the two sides of the operation.
 
     Both operations are bitwise (then a scalar tile is int32 or uint32), or neither is.
+    ``engine=nisa.engine.gpsimd`` computes with integers, as in :func:`tensor_tensor`; scalars are
+    integers then.
     """
     del name
     trace, what = _trace.current(), "tensor_scalar"
-    _check_engine(trace, what, engine, vector_engine)
+    _check_engine(trace, what, engine, vector_engine, gpsimd_engine)
+    on_integers = engine is gpsimd_engine
+    if on_integers:
+        _check_integers(trace, what, saturate, dst, data)
     codes = [_operation(trace, f"{what} op0", op0, _operations.ALU)]
     if op1 is not None:
         codes.append(_operation(trace, f"{what} op1", op1, _operations.ALU))
@@ -419,14 +451,128 @@ def tensor_scalar(
         raise trace.error(f"{what}: operand1 = {operand1} needs op1")
     d = _destination(trace, what, dst)
     (s,) = sources = _sources(trace, what, dst, d, data=data)
-    bits = _check_kind(trace, what, codes, [dst, data])
+    bits = on_integers or _check_kind(trace, what, codes, [dst, data])
     scalar0 = _scalar(trace, f"{what} operand0", operand0, s, bits)
     scalar1 = 0 if op1 is None else _scalar(trace, f"{what} operand1", operand1, s, bits)
+    cls, more = _isa.IntegerTensorScalar, {}
+    if not on_integers:
+        cls, more = _isa.TensorScalar, {"saturate": bool(saturate)}
     _record(
-        trace, _isa.TensorScalar, d, sources, op0=codes[0],
+        trace, cls, d, sources, op0=codes[0],
         op1=AluOp.BYPASS if op1 is None else codes[1], reverse0=bool(reverse0),
-        reverse1=op1 is not None and bool(reverse1), saturate=bool(saturate),
+        reverse1=op1 is not None and bool(reverse1), **more,
         **_scalar_fields("scalar0", scalar0), **_scalar_fields("scalar1", scalar1),
+    )  # fmt: skip
+
+
+def _int32(trace, what, value):
+    if not isinstance(value, numbers.Integral) or not -(1 << 31) <= int(value) < 1 << 31:
+        raise trace.error(f"{what} = {value!r} must be an integer of 32 bits with a sign")
+    return int(value) & 0xFFFFFFFF
+
+
+def _affine(trace, what, dst, d, pattern, offset, channel_multiplier):
+    """Access of dst whose dimensions are those of a pattern too, and the fields of the function."""
+    try:
+        outer_first = [(step, int(count)) for step, count in pattern]
+    except (TypeError, ValueError):
+        raise trace.error(
+            f"{what}: pattern must be a list of [step, count], outermost first, not {pattern!r}"
+        ) from None
+    if not 1 <= len(outer_first) <= 4:
+        raise trace.error(f"{what}: pattern {pattern} must have 1 to 4 dimensions")
+    elements = math.prod(count for _, count in outer_first)
+    if elements != d.elements or elements < 1:
+        raise trace.error(
+            f"{what}: pattern {pattern} has {elements} elements, but dst {dst} has {d.elements}"
+        )
+    steps = [[_int32(trace, f"{what} step", step), n] for step, n in reversed(outer_first) if n > 1]
+    places = [[step, n] for step, n in d.dims if n > 1]
+    dims, found = [], []
+    while steps:
+        (step, n), (place, m) = steps[0], places[0]
+        common = min(n, m)
+        if n % common or m % common:
+            raise trace.error(
+                f"{what}: the dimensions of pattern {pattern} do not fit those of dst {dst}; "
+                "use a tile of its own"
+            )
+        dims.append((place, common))
+        found.append(step)
+        for left in (steps, places):
+            left[0] = [left[0][0] * common, left[0][1] // common]
+            if left[0][1] == 1:
+                left.pop(0)
+    if len(dims) > 4:
+        raise trace.error(
+            f"{what}: pattern {pattern} and dst {dst} together need {len(dims)} dimensions; 4 fit"
+        )
+    dims = tuple(dims) or ((0, 1),)
+    access = Access(d.storage, d.dtype, d.start, d.count, d.offset, dims, d.dims)
+    fields = {f"step{i}": step & 0xFFFFFFFF for i, step in enumerate(found)}
+    fields["offset"] = _int32(trace, f"{what} offset", offset)
+    fields["channel_multiplier"] = _int32(trace, f"{what} channel_multiplier", channel_multiplier)
+    return access, fields
+
+
+def iota(dst, pattern, offset=0, channel_multiplier=0, name=None, *, saturate=False):
+    """Fill an SBUF tile with an affine function of the place, on the GpSimd engine.
+
+    Element ``[w, z, y, x]`` of the ``p``-th partition becomes ``offset + channel_multiplier * p +
+    step_w * w + step_z * z + step_y * y + step_x * x``, an int32, converted to dst's format.
+
+    Parameters
+    ----------
+    dst : SBUF tile
+    pattern : list of ``[step, count]``
+        One to four, outermost first. Their counts multiply to the elements per partition of dst.
+    offset, channel_multiplier : :class:`int`
+    """
+    del name
+    trace = _trace.current()
+    d = _destination(trace, "iota", dst)
+    d, fields = _affine(trace, "iota", dst, d, pattern, offset, channel_multiplier)
+    _record(trace, _isa.Iota, d, (), saturate=bool(saturate), **fields)
+
+
+def affine_select(
+    dst,
+    pattern,
+    offset,
+    channel_multiplier,
+    on_true_tile,
+    on_false_value,
+    cmp_op=_operations.equal,
+    name=None,
+    *,
+    saturate=False,
+):
+    """Where an affine function of the place compares true with 0 a tile, else a number.
+
+    On the GpSimd engine; the function is that of :func:`iota`.
+
+    Parameters
+    ----------
+    dst, on_true_tile : SBUF tiles of one shape
+    on_false_value : number
+        Converted from float32.
+    cmp_op : ``nl.equal``, ``nl.not_equal``, ``nl.greater_equal``, ``nl.greater``,
+        ``nl.less_equal`` or ``nl.less``
+    """
+    del name
+    trace, what = _trace.current(), "affine_select"
+    table = {code: _operations.ALU[AluOp(code)] for code in _isa.Compare}
+    compare = _operation(trace, f"{what} cmp_op", cmp_op, table)
+    d = _destination(trace, what, dst)
+    _access(trace, f"{what} on_true_tile", on_true_tile, _SBUF)
+    (s,) = _sources(trace, what, dst, d, on_true_tile=on_true_tile)
+    value = on_false_value
+    if isinstance(value, NkiTensor):
+        raise trace.error(f"{what} on_false_value = {value} must be a number")
+    d, fields = _affine(trace, what, dst, d, pattern, offset, channel_multiplier)
+    _record(
+        trace, _isa.AffineSelect, d, (s,), compare=compare,
+        value=_scalar(trace, f"{what} on_false_value", value, s), saturate=bool(saturate), **fields,
     )  # fmt: skip
 
 
@@ -663,19 +809,13 @@ def dma_transpose(
 
 
 def identity(trace, dtype):
-    """A square SBUF tile with ones on its diagonal, as wide as the machine; one for each format.
-
-    No engine knows which partition it works on, but DMA does: row after row is read from a row of
-    zeros around a one, each a step earlier.
-    """
+    """A square SBUF tile with ones on its diagonal, as wide as the machine; one for each format."""
     found = trace.constants.get(("identity", dtype))
     if found is None:
         n = trace.config.partitions
-        row = trace.allocate((1, 2 * n - 1), dtype, "sbuf", name=f"{dtype.name}_row")
-        memset(row, 0)
-        memset(row[:, n - 1 : n], 1)
         found = trace.allocate((n, n), dtype, "sbuf", name=f"{dtype.name}_identity")
-        dma_copy(found, row.ap([[2 * n - 1, 1], [-1, n], [1, n]], offset=n - 1).squeeze_dim(0))
+        memset(found, 1)
+        affine_select(found, [[-1, n]], 0, 1, found, 0)  # partition - element == 0
         trace.constants["identity", dtype] = found
     return found
 

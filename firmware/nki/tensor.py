@@ -67,16 +67,18 @@ class Access:
     """A view as an engine's access pattern, relative to its tile."""
 
     __slots__ = (
-        "cells", "count", "dims", "dtype", "elements", "inner", "offset", "row", "start", "storage",
+        "cells", "count", "dims", "dtype", "elements", "inner", "joined", "offset", "row", "start",
+        "storage",
     )  # fmt: skip
 
-    def __init__(self, storage, dtype, start, count, offset, dims):
+    def __init__(self, storage, dtype, start, count, offset, dims, joined=None):
         self.storage = storage
         self.dtype = dtype
         self.start = start
         self.count = count
         self.offset = offset  # bytes
         self.dims = dims  # innermost first, steps in elements
+        self.joined = dims if joined is None else joined  # the same, as few as possible
         elements = 1
         for _, n in dims:
             elements *= n
@@ -88,7 +90,7 @@ class Access:
     @property
     def key(self):
         """Equal for accesses of the same elements in the same order."""
-        return (self.storage.index, self.dtype.code, self.start, self.count, self.offset, self.dims)
+        return self.storage.index, self.dtype.code, self.start, self.count, self.offset, self.joined
 
 
 def byte_runs(offset, dims, size, cap):

@@ -18,8 +18,8 @@ class Event:
     Parameters
     ----------
     source : :class:`str`
-        Block that raises it: ``core``, ``pe``, ``act``, ``dve``, ``queue_<engine>``, ``sbuf``,
-        ``dma`` or ``fetch``.
+        Block that raises it: ``core``, ``pe``, ``act``, ``dve``, ``pool``, ``queue_<engine>``,
+        ``sbuf``, ``dma`` or ``fetch``.
     name : :class:`str`
         Name within the source; the counter is ``<source>_<name>``.
     width : :class:`int`, bits
@@ -101,6 +101,10 @@ COUNTERS = (
     Event("act", "wait_psum", 1, "An instruction was ready but another engine held its PSUM bank."),
     Event("act", "wait_sbuf", 1, "A read or write lost its SBUF bank, or yielded to DMA."),
     Event("act", "wait_table", 1, "An instruction waited for its function's table."),
+    # GpSimd engine
+    Event("pool", "elements", 1, "An element per partition entered the lanes."),
+    Event("pool", "busy", 1, "An instruction was in the lanes."),
+    Event("pool", "wait_sbuf", 1, "A read or write lost its SBUF bank, or yielded to DMA."),
 )
 
 

@@ -12,8 +12,8 @@ import numpy as np
 
 __all__ = [
     "BF16", "FORMATS", "FP8_E3M4", "FP8_E4M3", "FP8_E4M3FN", "FP8_E5M2", "FP16", "FP32", "INT8",
-    "INT16", "INT32", "TF32", "UINT8", "UINT16", "UINT32", "FloatFormat", "IntFormat",
-    "format_by_code", "format_of",
+    "INT16", "INT32", "INTEGER_FORMATS", "TF32", "UINT8", "UINT16", "UINT32", "FloatFormat",
+    "IntFormat", "format_by_code", "format_of",
 ]  # fmt: skip
 
 CANONICAL_NAN = 0x7FC00000
@@ -183,6 +183,9 @@ FORMATS = (
 
 MATMUL_FORMATS = tuple(fmt for fmt in FORMATS if fmt.is_float)
 """What the tensor engine multiplies."""
+
+INTEGER_FORMATS = tuple(fmt for fmt in FORMATS if not fmt.is_float)
+"""What the GpSimd engine adds and multiplies without rounding."""
 
 ALIASES = {
     "fp32": FP32, "f32": FP32, "tf32": TF32, "bf16": BF16, "fp16": FP16, "f16": FP16,

@@ -25,9 +25,10 @@ from .config import AXI_ADDR_BITS
 
 __all__ = [
     "AP_BITS", "BITWISE_OPS", "BODY_BIT", "DESCRIPTOR_BYTES", "ERROR_REPORTS", "INSTRUCTIONS",
-    "WORD_BITS", "WORD_BYTES", "AccessPattern", "Activation", "AluOp", "Descriptor",
-    "DescriptorSide", "DmaStart", "Engine", "ErrorCode", "ErrorReport", "EventSemaphore", "Field",
-    "Function", "Half", "Instruction", "IsaError", "LoadStationary", "MatmulMoving", "Memset",
+    "WORD_BITS", "WORD_BYTES", "AccessPattern", "Activation", "AffineSelect", "AluOp", "Compare",
+    "Descriptor", "DescriptorSide", "DmaStart", "Engine", "ErrorCode", "ErrorReport",
+    "EventSemaphore", "Field", "Function", "Half", "Instruction", "IntegerTensorScalar",
+    "IntegerTensorTensor", "Iota", "IsaError", "LoadStationary", "MatmulMoving", "Memset",
     "Operand", "ReduceOp", "ScalarTensorTensor", "Space", "TensorCopy", "TensorReduce",
     "TensorScalar", "TensorTensor", "Update", "UpdateMode", "Wait", "WaitMode", "decode",
 ]  # fmt: skip
@@ -178,6 +179,17 @@ class ReduceOp(IntEnum):
         }.get(self.name, 0)  # fmt: skip
 
 
+class Compare(IntEnum):
+    """The operations of :class:`AluOp` that compare a number with zero."""
+
+    EQUAL = AluOp.EQUAL
+    NOT_EQUAL = AluOp.NOT_EQUAL
+    GREATER_EQUAL = AluOp.GREATER_EQUAL
+    GREATER = AluOp.GREATER
+    LESS_EQUAL = AluOp.LESS_EQUAL
+    LESS = AluOp.LESS
+
+
 class Function(IntEnum):
     """Functions of the scalar engine. Derivatives end in ``DX``."""
 
@@ -295,8 +307,9 @@ class Field:
 
     ``values`` (an :class:`IntEnum`) limits the legal codes; the hardware raises BAD_FIELD
     otherwise. ``pointer`` names the flag which, when set, makes the field the byte offset in SBUF
-    of one binary32 number in each partition of the first source, instead of a number: it must then
-    be a multiple of 4 and lie in SBUF (BAD_FIELD otherwise), even if the instruction does nothing.
+    of one number of 32 bits in each partition of the first source, instead of a number: it must
+    then be a multiple of 4 and lie in SBUF (BAD_FIELD otherwise), even if the instruction does
+    nothing.
     """
 
     width: int
@@ -893,6 +906,89 @@ class Activation(Instruction, opcode=0x28, engines=(Engine.ACT,)):
     bias = Field(32, "Bits of the number, or SBUF offset.", pointer="bias_pointer")
     alpha = Field(32, "Bits of the slope of PRELU; 0 otherwise.")
     saturate = Field(1, "Clamp floating-point overflow to the largest finite value.")
+
+
+class Iota(Instruction, opcode=0x38, engines=(Engine.POOL,)):
+    """Fill ``dst`` with an affine function of the place, as int32.
+
+    The element at indices ``i0``, ``i1``, ``i2``, ``i3`` of the dimensions of dst, in the ``p``-th
+    of its partitions, becomes ``offset + channel_multiplier * p + step0 * i0 + ... + step3 * i3``
+    modulo 2**32. It is cast from int32 to dst's format as by :class:`TensorCopy`; uint32 takes the
+    bits.
+
+    Memory: SBUF. Size: any. Cost: issue interval N elements.
+    """
+
+    dst = Operand("Destination.", (Space.SBUF,), formats.FORMATS, writes=True)
+    offset = Field(32, "Value of the first element of the first partition, int32.")
+    channel_multiplier = Field(32, "Increment per partition, int32.")
+    step0 = Field(32, "Increment along dst's innermost dimension, int32.")
+    step1 = Field(32, "The same for the next one.")
+    step2 = Field(32, "The same for the next one.")
+    step3 = Field(32, "The same for the outermost one.")
+    saturate = Field(1, "Clamp floating-point overflow to the largest finite value.")
+
+
+class AffineSelect(Instruction, opcode=0x39, engines=(Engine.POOL,)):
+    """``dst = src`` where an affine function of the place compares true with 0, else ``value``.
+
+    The function is that of :class:`Iota`, by the dimensions of dst; it is compared as int32. What
+    is kept is cast as by :class:`TensorCopy`; ``value`` is cast from binary32.
+
+    Memory: SBUF. Size: any; both have the same elements and partitions, start partitions may differ
+    by whole quadrants. Cost: issue interval N elements.
+    """
+
+    dst = Operand("Destination.", (Space.SBUF,), formats.FORMATS, writes=True)
+    src = Operand("Source.", (Space.SBUF,), formats.FORMATS)
+    offset = Field(32, "Value at the first element of the first partition, int32.")
+    channel_multiplier = Field(32, "Increment per partition, int32.")
+    step0 = Field(32, "Increment along dst's innermost dimension, int32.")
+    step1 = Field(32, "The same for the next one.")
+    step2 = Field(32, "The same for the next one.")
+    step3 = Field(32, "The same for the outermost one.")
+    compare = Field(5, "Comparison of the function with 0.", values=Compare)
+    value = Field(32, "Bits of the binary32 number of the other elements.")
+    saturate = Field(1, "Clamp floating-point overflow to the largest finite value.")
+
+
+class IntegerTensorTensor(Instruction, opcode=0x3A, engines=(Engine.POOL,)):
+    """``dst = src0 op src1``, element by element, in integers modulo 2**32.
+
+    Elements are extended to 32 bits, by their sign if their format has one; dst stores the low
+    bits. Operations are those of :class:`AluOp` on integers: exact, truth is 1 or 0. Comparisons,
+    the greater and the smaller one take the 32 bits as int32, or as uint32 if src0's format has no
+    sign (magnitudes are always compared as uint32). RIGHT_SHIFT copies the sign of int32.
+
+    Memory: SBUF. Size: any; all have the same elements and partitions, start partitions may differ
+    by whole quadrants. Cost: issue interval N elements.
+    """
+
+    dst = Operand("Destination.", (Space.SBUF,), formats.INTEGER_FORMATS, writes=True)
+    src0 = Operand("First source.", (Space.SBUF,), formats.INTEGER_FORMATS)
+    src1 = Operand("Second source.", (Space.SBUF,), formats.INTEGER_FORMATS)
+    op = Field(5, "Operation.", values=AluOp)
+
+
+class IntegerTensorScalar(Instruction, opcode=0x3B, engines=(Engine.POOL,)):
+    """``dst = (src op0 scalar0) op1 scalar1``, element by element, in integers modulo 2**32.
+
+    Operations as :class:`IntegerTensorTensor`. A scalar is a number of 32 bits, or one per
+    partition. ``reverse`` exchanges the two operands of its operation.
+
+    Memory: SBUF. Size: any. Cost: issue interval N elements, one more with scalars in SBUF.
+    """
+
+    dst = Operand("Destination.", (Space.SBUF,), formats.INTEGER_FORMATS, writes=True)
+    src = Operand("Source.", (Space.SBUF,), formats.INTEGER_FORMATS)
+    op0 = Field(5, "First operation.", values=AluOp)
+    op1 = Field(5, "Second operation.", values=AluOp)
+    reverse0 = Field(1, "Compute ``scalar0 op0 src``.")
+    reverse1 = Field(1, "Compute ``scalar1 op1 result``.")
+    scalar0_pointer = Field(1, "``scalar0`` is an SBUF offset.")
+    scalar1_pointer = Field(1, "``scalar1`` is an SBUF offset.")
+    scalar0 = Field(32, "The number, or SBUF offset.", pointer="scalar0_pointer")
+    scalar1 = Field(32, "The number, or SBUF offset.", pointer="scalar1_pointer")
 
 
 class DmaStart(Instruction, opcode=0x30, engines=(Engine.SP, Engine.ACT, Engine.POOL)):

@@ -49,15 +49,16 @@ class Control(wiring.Component):
     -------
     host : :py:`In(AXI4Lite)`
     fetch : :py:`Out(AXI4Read)`
-    pe, act, dve : :py:`Out(stream.Signature(Issue))`
+    pe, act, dve, pool : :py:`Out(stream.Signature(Issue))`
         Legal instructions whose waits have held.
     dma_jobs : :py:`Out(stream.Signature(DmaJob)).array(config.dma_engines)`
-    pe_update, act_update, dve_update, dma_update : :py:`In(stream.Signature(Update))`
+    pe_update, act_update, dve_update, pool_update, dma_update
+        : :py:`In(stream.Signature(Update))`
         Semaphore updates of completed work.
     dma_error : :py:`In(Error).array(config.dma_engines)`
-    pe_busy, act_busy, dve_busy, dma_busy
+    pe_busy, act_busy, dve_busy, pool_busy, dma_busy
         Work inside, updates included.
-    pe_events, act_events, dve_events, sbuf_events, dma_events
+    pe_events, act_events, dve_events, pool_events, sbuf_events, dma_events
         Increments of counters; ``dma_events`` summed over engines.
     dma_halt : :py:`Out(1)`
         Begin no burst; ``dma_drained`` says that none is under way.
@@ -101,19 +102,23 @@ class Control(wiring.Component):
                 "pe": Out(stream.Signature(Issue)),
                 "act": Out(stream.Signature(Issue)),
                 "dve": Out(stream.Signature(Issue)),
+                "pool": Out(stream.Signature(Issue)),
                 "dma_jobs": Out(stream.Signature(DmaJob)).array(engines),
                 "pe_update": In(updates),
                 "act_update": In(updates),
                 "dve_update": In(updates),
+                "pool_update": In(updates),
                 "dma_update": In(updates).array(engines),
                 "dma_error": In(Error).array(engines),
                 "pe_busy": In(1),
                 "act_busy": In(1),
                 "dve_busy": In(1),
+                "pool_busy": In(1),
                 "dma_busy": In(engines),
                 "pe_events": In(events_layout("pe")),
                 "act_events": In(events_layout("act")),
                 "dve_events": In(events_layout("dve")),
+                "pool_events": In(events_layout("pool")),
                 "sbuf_events": In(events_layout("sbuf")),
                 "dma_events": In(events_layout("dma")),
                 "dma_halt": Out(1),
@@ -204,11 +209,13 @@ class Control(wiring.Component):
         connect_streams(m, queues[Engine.PE].issue, self.pe)
         connect_streams(m, queues[Engine.ACT].issue, self.act)
         connect_streams(m, queues[Engine.DVE].issue, self.dve)
+        connect_streams(m, queues[Engine.POOL].issue, self.pool)
         for i, engine in enumerate(DISPATCH_QUEUES):
             connect_streams(m, queues[engine].dma, dispatch.requests[i])
         connect_streams(m, self.pe_update, semaphores.pe)
         connect_streams(m, self.act_update, semaphores.act)
         connect_streams(m, self.dve_update, semaphores.dve)
+        connect_streams(m, self.pool_update, semaphores.pool)
         for e in range(config.dma_engines):
             connect_streams(m, dispatch.jobs[e], self.dma_jobs[e])
             connect_streams(m, self.dma_update[e], semaphores.dma[e])
@@ -236,6 +243,7 @@ class Control(wiring.Component):
             "pe": self.pe_events,
             "act": self.act_events,
             "dve": self.dve_events,
+            "pool": self.pool_events,
             "sbuf": self.sbuf_events,
             "dma": self.dma_events,
             **{f"queue_{queue.engine.name.lower()}": queue.events for queue in queues},
@@ -259,6 +267,7 @@ class Control(wiring.Component):
                         self.pe_events,
                         self.act_events,
                         self.dve_events,
+                        self.pool_events,
                         self.dma_events,
                     )
                     for name, _ in layout.shape()
@@ -322,6 +331,7 @@ class Control(wiring.Component):
             & ~self.pe_busy
             & ~self.act_busy
             & ~self.dve_busy
+            & ~self.pool_busy
             & ~self.dma_busy.any()
         )
         with m.If(busy & quiet):

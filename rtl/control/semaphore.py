@@ -32,7 +32,7 @@ class Semaphores(wiring.Component):
     -------
     queues : :py:`In(stream.Signature(Update)).array(len(Engine))`
         Updates made by the queues themselves; ``queue_pc`` says by which instruction.
-    pe, act, dve : :py:`In(stream.Signature(Update))`
+    pe, act, dve, pool : :py:`In(stream.Signature(Update))`
     dma : :py:`In(stream.Signature(Update)).array(config.dma_engines)`
     host : :py:`In(stream.Signature(Update))`
         All sources take turns, beginning with the first after a ``start``.
@@ -80,6 +80,7 @@ class Semaphores(wiring.Component):
                 "pe": In(updates),
                 "act": In(updates),
                 "dve": In(updates),
+                "pool": In(updates),
                 "dma": In(updates).array(config.dma_engines),
                 "host": In(updates),
                 "start": In(1),
@@ -109,6 +110,7 @@ class Semaphores(wiring.Component):
             (self.pe, Engine.PE, 0),
             (self.act, Engine.ACT, 0),
             (self.dve, Engine.DVE, 0),
+            (self.pool, Engine.POOL, 0),
             *((port, SOURCE_DMA + i, 0) for i, port in enumerate(self.dma)),
             (self.host, 0, 0),
         ]

@@ -91,10 +91,12 @@ class PatternWalker(wiring.Component):
     Parameters
     ----------
     addr_bits : :class:`int`, bits
+    layout : :class:`~amaranth.lib.data.Layout`
+        Of the pattern: ``offset``, ``step0`` to ``step3``, ``count0`` to ``count3``.
 
     Members
     -------
-    pattern : :py:`In(AccessPattern.layout())`
+    pattern : :py:`In(layout)`
         Counts must not be 0.
     size_log2 : :py:`In(2)`
         Of an element.
@@ -112,11 +114,11 @@ class PatternWalker(wiring.Component):
         The current element is the last one.
     """
 
-    def __init__(self, *, addr_bits):
+    def __init__(self, *, addr_bits, layout=None):
         self.addr_bits = addr_bits
         super().__init__(
             {
-                "pattern": In(AccessPattern.layout()),
+                "pattern": In(layout or AccessPattern.layout()),
                 "size_log2": In(2),
                 "load": In(1),
                 "advance": In(1),
@@ -145,7 +147,7 @@ class PatternWalker(wiring.Component):
 
         with m.If(self.load):
             for i in dims:
-                scaled = Signal(signed(20), name=f"scaled{i}")
+                scaled = Signal(signed(len(self.pattern[f"step{i}"]) + 4), name=f"scaled{i}")
                 loaded = self.pattern[f"count{i}"]
                 m.d.comb += scaled.eq(self.pattern[f"step{i}"] << self.size_log2)
                 m.d.sync += [
@@ -575,9 +577,10 @@ class Sequencer(wiring.Component):
         m.d.sync += [
             self.events.elements.eq(accepted & ~empty),
             self.events.busy.eq(running | moving),
-            self.events.wait_psum.eq(can_start & blocked),
             self.events.wait_sbuf.eq(running & ~accepted & ~taken.any()),
         ]
+        if "wait_psum" in self.events.shape().members:
+            m.d.sync += self.events.wait_psum.eq(can_start & blocked)
         if "wait_table" in self.events.shape().members:
             m.d.sync += self.events.wait_table.eq(can_start & ~blocked & self.hold)
         return m

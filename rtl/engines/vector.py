@@ -281,6 +281,10 @@ class VectorEngine(wiring.Component):
     starving : :py:`In(2)`
     occupied : :py:`In(2)`
         Banks of SBUF to which what is read in this cycle must not be written.
+    hold : :py:`In(1)`
+        No instruction may begin: another engine uses the ports on SBUF.
+    start, running : :py:`Out(1)`
+        An instruction begins; elements are still to be read.
     update : :py:`Out(stream.Signature(Update))`
         Not offered for an instruction without one.
     busy : :py:`Out(1)`
@@ -319,6 +323,9 @@ class VectorEngine(wiring.Component):
                 "psum_busy": Out(config.psum_banks),
                 "starving": In(2),
                 "occupied": In(2),
+                "hold": In(1),
+                "start": Out(1),
+                "running": Out(1),
                 "update": Out(stream.Signature(Update)),
                 "busy": Out(1),
                 "events": Out(events_layout("dve")),
@@ -340,6 +347,9 @@ class VectorEngine(wiring.Component):
         m.d.comb += [
             seq.starving.eq(self.starving),
             seq.occupied.eq(self.occupied),
+            seq.hold.eq(self.hold),
+            self.start.eq(seq.start),
+            self.running.eq(seq.running),
             seq.psum_busy_others.eq(self.psum_busy_others),
             self.psum_claim.eq(seq.psum_claim),
             self.psum_busy.eq(seq.psum_busy),

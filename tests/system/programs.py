@@ -4,7 +4,7 @@
 their queues, and adds the semaphores that make every other order give the same bytes. Whatever
 touches the same bytes is ordered; everything else is left to the machine.
 
-Streams (weight loads, matmuls, vector and scalar instructions, each DMA queue) complete in order
+Streams (weight loads, matmuls, instructions of each other engine, each DMA queue) complete in order
 and count on a semaphore each. What each byte was last read and written by, per stream, gives the
 waits.
 """
@@ -18,13 +18,18 @@ from makalu.rtl.arch.isa import (
     WORD_BYTES,
     AccessPattern,
     Activation,
+    AffineSelect,
     AluOp,
+    Compare,
     Descriptor,
     DescriptorSide,
     DmaStart,
     Engine,
     EventSemaphore,
     Function,
+    IntegerTensorScalar,
+    IntegerTensorTensor,
+    Iota,
     LoadStationary,
     MatmulMoving,
     Memset,
@@ -49,7 +54,7 @@ DATA_BYTES = 1 << 14
 """Data lies at the end of HBM, so that some of it abuts what answers with an error."""
 DATA = HBM_BYTES - DATA_BYTES
 
-LOAD, MATMUL, VECTOR, SCALAR, DMA = range(5)  # streams; DMA + q is queue q
+LOAD, MATMUL, VECTOR, SCALAR, GPSIMD, DMA = range(6)  # streams; DMA + q is queue q
 DMA_ISSUERS = (Engine.SP, Engine.ACT, Engine.POOL, Engine.SP)
 
 
@@ -330,14 +335,14 @@ class _Builder:
         value = int(rng.integers(1 << 32))
         self.emit(Memset(dst=dst, value=value), VECTOR, [], self.bytes_of(dst))
 
-    def sources(self, count, partitions, n):
+    def sources(self, count, partitions, n, allowed=formats.FORMATS, psum=True):
         """Patterns of ``n`` elements, at most one of them in PSUM."""
         spaces = [Space.SBUF] * count
-        if self.chance(0.5):
+        if psum and self.chance(0.5):
             spaces[int(self.rng.integers(count))] = Space.PSUM
         found = []
         for space in spaces:
-            fmt = self.pick([f for f in formats.FORMATS if space == Space.SBUF or f.bytes == 4])
+            fmt = self.pick([f for f in allowed if space == Space.SBUF or f.bytes == 4])
             found.append(self.pattern(fmt, space, partitions, n, injective=self.chance(0.7)))
         return found
 
@@ -362,8 +367,10 @@ class _Builder:
         """An instruction of ``count`` sources and of scalars, by name."""
         partitions, n = int(self.rng.integers(1, self.config.partitions + 1)), self.vector_size()
         ops = [name for name, item, _ in cls.scalars if item.values is AluOp]
+        operands = [operand for _, operand, _ in cls.operands]
+        psum = Space.PSUM in operands[-1].spaces
         while True:
-            found = self.sources(count, partitions, n)
+            found = self.sources(count, partitions, n, operands[-1].formats, psum)
             if len({ap.elements for ap in found}) > 1:
                 continue
             # The result may go where a source was, element by element.
@@ -371,7 +378,7 @@ class _Builder:
             if in_place and self.chance(0.25):
                 dst = self.pick(in_place)
             else:
-                fmt = self.pick(formats.FORMATS)
+                fmt = self.pick(operands[0].formats)
                 dst = self.pattern(fmt, Space.SBUF, partitions, n, injective=self.chance(0.9))
             values = {name: self.operation() for name in ops}
             values |= {f"reverse{i}": int(self.chance(0.4)) for i in range(len(ops))
@@ -384,7 +391,9 @@ class _Builder:
                 break
         names = [name for name, operand, _ in cls.operands if not operand.writes]
         values |= dict(zip(names, found, strict=True))
-        values |= {"dst": dst, "saturate": int(self.chance(0.5)), **more}
+        values |= {"dst": dst, **more}
+        if any(name == "saturate" for name, _, _ in cls.scalars):
+            values["saturate"] = int(self.chance(0.5))
         reads = np.concatenate([*reads, *(writes for ap in found if ap == dst)])
         self.emit(cls(**values), stream, reads.astype(np.int64), writes)
 
@@ -409,6 +418,36 @@ class _Builder:
             function=int(self.pick(self.functions)),
             alpha=int(self.rng.choice(SCALARS)),
         )  # fmt: skip
+
+    def function_of_place(self):
+        """Fields of an affine function, small, so that it passes zero, or any."""
+        small = self.chance(0.7)
+        names = ("offset", "channel_multiplier", *(f"step{i}" for i in range(4)))
+        bound = 9 if small else 1 << 31
+        return {name: int(self.rng.integers(-bound, bound)) & 0xFFFFFFFF for name in names}
+
+    def iota(self):
+        partitions = int(self.rng.integers(1, self.config.partitions + 1))
+        fmt, n = self.pick(formats.FORMATS), self.vector_size()
+        dst = self.pattern(fmt, Space.SBUF, partitions, n, injective=self.chance(0.9))
+        saturate = int(self.chance(0.5))
+        self.emit(
+            Iota(dst=dst, saturate=saturate, **self.function_of_place()),
+            GPSIMD, [], self.bytes_of(dst),
+        )  # fmt: skip
+
+    def affine_select(self):
+        self.arithmetic(
+            AffineSelect, 1, stream=GPSIMD,
+            compare=int(self.pick(list(Compare))), value=int(self.rng.choice(SCALARS)),
+            **self.function_of_place(),
+        )  # fmt: skip
+
+    def two_integers(self):
+        self.arithmetic(IntegerTensorTensor, 2, stream=GPSIMD)
+
+    def integer_and_scalars(self):
+        self.arithmetic(IntegerTensorScalar, 1, ("scalar0", "scalar1"), GPSIMD)
 
     def reduce(self):
         rng = self.rng
@@ -525,6 +564,8 @@ def random_program(rng, config, length):
         builder.load: 2, builder.matmul: 4, builder.copy: 2, builder.fill: 1, builder.dma: 4,
         builder.handshake: 0.7, builder.two_tensors: 1.5, builder.two_scalars: 1.5,
         builder.two_tensors_and_scalar: 1.5, builder.reduce: 1.5, builder.activation: 2,
+        builder.iota: 1, builder.affine_select: 1.5, builder.two_integers: 1.5,
+        builder.integer_and_scalars: 1.5,
     }  # fmt: skip
     actions = list(weights)
     p = np.array(list(weights.values()))

@@ -1,0 +1,437 @@
+"""GpSimd engine: integers and affine functions of the place, one lane per partition, in SBUF.
+
+A :class:`~.sequencer.Sequencer` walks the access patterns; a :class:`GpSimdLane` per partition
+computes. The engine has no ports of its own on the state buffer: it stands between the vector
+engine and that engine's ports, and the two take turns, instruction by instruction.
+"""
+
+from amaranth.hdl import C, Cat, Module, Mux, Signal, signed
+from amaranth.lib import data, stream, wiring
+from amaranth.lib.wiring import In, Out, connect, flipped
+from amaranth.utils import exact_log2
+
+from ..arch.events import events_layout
+from ..arch.formats import FORMATS, INT32, UINT32
+from ..arch.isa import (
+    AffineSelect,
+    AluOp,
+    Compare,
+    Engine,
+    IntegerTensorScalar,
+    IntegerTensorTensor,
+    Iota,
+)
+from ..arith.alu import ALU_CYCLES
+from ..arith.convert import CAST_IN_CYCLES, CAST_OUT_CYCLES, CastIn, CastOut
+from ..arith.integer import INTEGER_ALU_CYCLES, IntegerAlu
+from ..interfaces import (
+    SBUF_READ_CYCLES,
+    Issue,
+    SbufVectorReadPort,
+    SbufVectorWritePort,
+    Update,
+)
+from ..lib.replicate import Replicated
+from .sequencer import Delay, PatternWalker, Sequencer, size_log2
+from .vector import LANE_CYCLES
+
+__all__ = ["GpSimdEngine", "GpSimdLane"]
+
+assert INTEGER_ALU_CYCLES == ALU_CYCLES, "writes of this and of the vector engine must not meet"
+
+_FIRST = 1 + CAST_IN_CYCLES  # cycle in which the operands enter the first operation
+_SECOND = _FIRST + ALU_CYCLES
+_CAST_OUT = _SECOND + ALU_CYCLES
+assert _CAST_OUT + CAST_OUT_CYCLES + 1 == LANE_CYCLES
+
+_OP = len(C(max(AluOp)))
+
+CONTROLS = {
+    "multiplier": (32, -1), "first_partition": (8, -1),
+    "affine": (32, 0), "iota": (1, 0), "shift0": (2, 0), "shift1": (2, 0),
+    "dtype": (4, 1), "compare": (_OP, 1),
+    "converts": (1, _FIRST), "size0": (2, _FIRST), "signed0": (1, _FIRST),
+    "size1": (2, _FIRST), "signed1": (1, _FIRST), "pair": (1, _FIRST),
+    "op0": (_OP, _FIRST), "reverse0": (1, _FIRST), "number0": (32, _FIRST),
+    "own0": (1, _FIRST), "load0": (1, _FIRST), "signed": (1, _FIRST),
+    "op1": (_OP, _SECOND), "reverse1": (1, _SECOND), "number1": (32, _SECOND),
+    "own1": (1, _SECOND), "load1": (1, _SECOND), "signed_late": (1, _SECOND),
+    "selects": (1, _CAST_OUT), "value": (32, _CAST_OUT),
+    "dst_dtype": (4, _CAST_OUT), "saturate": (1, _CAST_OUT),
+    "raw_bits": (1, LANE_CYCLES - 1),
+    "writes": (1, LANE_CYCLES),
+}  # fmt: skip
+"""Inputs that all lanes share: width in bits, and the cycle in which an element needs them."""
+
+
+class GpSimdLane(wiring.Component):
+    """One partition of the GpSimd engine: an element in, an element out, every cycle.
+
+    Members
+    -------
+    row : :py:`In(8)`
+        Number of the partition; constant.
+    sbuf, sbuf1 : :py:`In(32).array(4)`
+        What partition ``p - k * quadrant`` read, for ``k`` = 0 .. 3, for either source.
+    other : :py:`In(32)`
+        Cycle ``LANE_CYCLES``: what the vector engine's lane writes.
+    multiplier, first_partition
+        Cycle -1: the increment per partition, and the partition in which it is none.
+    affine, iota, shift0, shift1
+        Cycle 0: the affine function in the first partition; whether it is the element.
+    dtype, compare
+        Cycle 1: format of the first source; comparison of the function with 0.
+    converts, size0, signed0, size1, signed1, pair, op0, reverse0, number0, own0, load0, signed
+        Cycle ``1 + CAST_IN_CYCLES``, operands of the first operation: the first source as binary32
+        (``converts``) or extended from so many bytes (log2), by its sign or by zeros; and the
+        second source (``pair``), the partition's scalar (``own0``) or ``number0``. ``load0``: the
+        first source is the partition's scalar.
+    op1, reverse1, number1, own1, load1, signed_late
+        ``INTEGER_ALU_CYCLES`` later, for the second operation. ``load1``: the second source is the
+        partition's scalar.
+    selects, value, dst_dtype, saturate
+        Another ``INTEGER_ALU_CYCLES`` later: ``value`` where the comparison was false.
+    raw_bits : :py:`In(1)`
+        Cycle ``LANE_CYCLES - 1``: store bits, not the cast value, of what is not replaced.
+    writes : :py:`In(1)`
+        Cycle ``LANE_CYCLES``: this lane's element, not the vector engine's.
+    raw : :py:`Out(32)`
+        The same cycle: the element in the low bits.
+    """
+
+    def __init__(self):
+        super().__init__(
+            {
+                "row": In(8),
+                "sbuf": In(32).array(4),
+                "sbuf1": In(32).array(4),
+                "other": In(32),
+                **{name: In(width) for name, (width, _) in CONTROLS.items()},
+                "raw": Out(32),
+            }
+        )
+
+    def elaborate(self, platform):
+        m = Module()
+
+        def choose(sources, shift):
+            pairs = [Mux(shift[0], sources[1], sources[0]), Mux(shift[0], sources[3], sources[2])]
+            return Mux(shift[1], pairs[1], pairs[0])
+
+        # The affine function, and whether it compares true.
+        share = Signal(32, reset_less=True)
+        place = Signal(32)
+        here = Signal(signed(32), reset_less=True)
+        m.d.sync += [
+            share.eq(self.multiplier * (self.row - self.first_partition)[:8]),
+            here.eq(place),
+        ]
+        m.d.comb += place.eq(self.affine + share)
+        holds = Signal(reset_less=True)
+        with m.Switch(self.compare):
+            for op, truth in (
+                (Compare.EQUAL, here == 0),
+                (Compare.NOT_EQUAL, here != 0),
+                (Compare.GREATER_EQUAL, here >= 0),
+                (Compare.GREATER, here > 0),
+                (Compare.LESS_EQUAL, here <= 0),
+                (Compare.LESS, here < 0),
+            ):
+                with m.Case(op):
+                    m.d.sync += holds.eq(truth)
+
+        first, second = Signal(32, reset_less=True), Signal(32, reset_less=True)
+        m.d.sync += [
+            first.eq(Mux(self.iota, place, choose(self.sbuf, self.shift0))),
+            second.eq(choose(self.sbuf1, self.shift1)),
+        ]
+        m.submodules.cast_in = cast_in = CastIn()
+        m.d.comb += [cast_in.raw.eq(first), cast_in.dtype.eq(self.dtype)]
+        plain0 = Delay(m, first, "first", since=1)[_FIRST]
+        plain1 = Delay(m, second, "second", since=1)[_FIRST]
+
+        def extended(value, size, is_signed):
+            byte, half = value[:8], value[:16]
+            signs = Cat(is_signed & byte[-1], is_signed & half[-1])
+            return Mux(
+                size[1],
+                value,
+                Mux(size[0], Cat(half, signs[1].replicate(16)), Cat(byte, signs[0].replicate(24))),
+            )
+
+        def operation(name, op, is_signed, value, other, reverse):
+            alu = IntegerAlu()
+            m.submodules[name] = alu
+            m.d.comb += [
+                alu.op.eq(op),
+                alu.signed.eq(is_signed),
+                alu.a.eq(Mux(reverse, other, value)),
+                alu.b.eq(Mux(reverse, value, other)),
+            ]
+            return alu.result
+
+        scalar0, scalar1 = Signal(32, reset_less=True), Signal(32, reset_less=True)
+        x = Mux(self.converts, cast_in.value, extended(plain0, self.size0, self.signed0))
+        y = extended(plain1, self.size1, self.signed1)
+        other0 = Mux(self.pair, y, Mux(self.own0, scalar0, self.number0))
+        with m.If(self.load0):
+            m.d.sync += scalar0.eq(plain0)
+        late1 = Delay(m, plain1, "scalar1_in", since=_FIRST)[_SECOND]
+        with m.If(self.load1):
+            m.d.sync += scalar1.eq(late1)
+        other1 = Mux(self.own1, scalar1, self.number1)
+        between = operation("alu0", self.op0, self.signed, x, other0, self.reverse0)
+        result = operation("alu1", self.op1, self.signed_late, between, other1, self.reverse1)
+
+        keeps = Delay(m, holds, "holds", since=2)[_CAST_OUT] | ~self.selects
+        m.submodules.cast_out = cast_out = CastOut()
+        m.d.comb += [
+            cast_out.value.eq(Mux(keeps, result, self.value)),
+            cast_out.dtype.eq(self.dst_dtype),
+            cast_out.saturate.eq(self.saturate),
+        ]
+        stored = Delay(m, result, "stored", since=_CAST_OUT)[LANE_CYCLES - 1]
+        kept = Delay(m, keeps, "kept", since=_CAST_OUT)[LANE_CYCLES - 1]
+        raw = Signal(32, name="own_raw", reset_less=True)
+        m.d.sync += raw.eq(Mux(self.raw_bits & kept, stored, cast_out.raw))
+        m.d.comb += self.raw.eq(Mux(self.writes, raw, self.other))
+        return m
+
+
+_FUNCTION = data.StructLayout(
+    {
+        "offset": 32,
+        **{f"step{i}": signed(32) for i in range(4)},
+        **{f"count{i}": 16 for i in range(4)},
+    }
+)
+"""The affine function as a pattern: its values are the addresses."""
+
+
+class GpSimdEngine(wiring.Component):
+    """The GpSimd engine (POOL): :class:`~..arch.isa.Iota` and the others of its queue.
+
+    Instructions run in order, one element per partition and cycle; the reads of one overlap the
+    writes of the one before. Hazards and DMA are as with the :class:`~.vector.VectorEngine`.
+
+    **Ports.** This and the vector engine share that engine's ports, and take turns where both have
+    an instruction: the other one begins in the second cycle after the last element was read.
+    Elements take the same time from read to write in both, so that their writes do not meet. An
+    instruction of the vector engine that waits for PSUM holds nobody up.
+
+    Parameters
+    ----------
+    config : :class:`~..arch.config.CoreConfig`
+
+    Members
+    -------
+    instructions : :py:`In(stream.Signature(Issue))`
+    vector_read : :py:`In(SbufVectorReadPort).array(2)`
+    vector_write : :py:`In(SbufVectorWritePort)`
+        What the vector engine wants of the state buffer.
+    vector_running, vector_start : :py:`In(1)`
+        It reads elements, or begins to.
+    vector_hold : :py:`Out(1)`
+        It may not begin an instruction.
+    sbuf_read : :py:`Out(SbufVectorReadPort).array(2)`
+    sbuf_write : :py:`Out(SbufVectorWritePort)`
+    starving, occupied : :py:`In(2)`
+        As for the vector engine.
+    update : :py:`Out(stream.Signature(Update))`
+        Not offered for an instruction without one.
+    busy : :py:`Out(1)`
+    events : :py:`Out(events_layout("pool"))`
+        Registered.
+
+    Timing
+    ------
+    As the vector engine: issue interval of ``N`` elements ``N`` cycles, one more with scalars in
+    SBUF, at least 2; an element is written 17 cycles after it was read.
+    """
+
+    instructions: stream.Interface
+    update: stream.Interface
+
+    def __init__(self, *, config):
+        self.config = config
+        super().__init__(
+            {
+                "instructions": In(stream.Signature(Issue)),
+                "vector_read": In(SbufVectorReadPort(config)).array(2),
+                "vector_write": In(SbufVectorWritePort(config)),
+                "vector_running": In(1),
+                "vector_start": In(1),
+                "vector_hold": Out(1),
+                "sbuf_read": Out(SbufVectorReadPort(config)).array(2),
+                "sbuf_write": Out(SbufVectorWritePort(config)),
+                "starving": In(2),
+                "occupied": In(2),
+                "update": Out(stream.Signature(Update)),
+                "busy": Out(1),
+                "events": Out(events_layout("pool")),
+            }
+        )
+
+    def elaborate(self, platform):
+        m = Module()
+        config = self.config
+        m.submodules.sequencer = seq = Sequencer(
+            config=config, engine=Engine.POOL, lane_cycles=LANE_CYCLES, read_ports=2
+        )
+        connect(m, flipped(self.instructions), seq.instructions)
+        connect(m, seq.update, flipped(self.update))
+        m.d.comb += [
+            seq.starving.eq(self.starving),
+            seq.occupied.eq(self.occupied),
+            self.busy.eq(seq.busy),
+            self.events.eq(seq.events),
+        ]
+        self._share(m, seq)
+
+        controls = self._controls(m, seq)
+        for p in range(config.partitions):
+            lane = GpSimdLane()
+            m.submodules[f"lane{p}"] = Replicated(lane, "gpsimd_lane")
+            for k in range(4):
+                source = (p - k * config.quadrant) % config.partitions
+                m.d.comb += [
+                    lane.sbuf[k].eq(self.sbuf_read[0].data[source]),
+                    lane.sbuf1[k].eq(self.sbuf_read[1].data[source]),
+                ]
+            m.d.comb += [getattr(lane, name).eq(value) for name, value in controls.items()]
+            m.d.comb += [
+                lane.row.eq(p),
+                lane.other.eq(self.vector_write.data[p]),
+                self.sbuf_write.data[p].eq(lane.raw),
+            ]
+        return m
+
+    def _share(self, m, seq):
+        """Whose commands reach the state buffer, and who may begin."""
+        vector_last = Signal()  # whose instruction began last
+        with m.If(self.vector_start):
+            m.d.sync += vector_last.eq(1)
+        with m.Elif(seq.start):
+            m.d.sync += vector_last.eq(0)
+        m.d.comb += [
+            self.vector_hold.eq(seq.running | (seq.pending & vector_last)),
+            seq.hold.eq(self.vector_running | self.vector_start),
+        ]
+        for i, (port, theirs) in enumerate(zip(self.sbuf_read, self.vector_read, strict=True)):
+            for name in ("valid", "new", "word", "offset"):
+                ours = getattr(seq, f"read_{name}")[i]
+                m.d.comb += getattr(port, name).eq(Mux(seq.running, ours, getattr(theirs, name)))
+            m.d.comb += [seq.read_ready[i].eq(port.ready), theirs.ready.eq(port.ready)]
+            m.d.comb += [there.eq(here) for there, here in zip(theirs.data, port.data, strict=True)]
+        write, theirs = self.sbuf_write, self.vector_write
+        m.d.comb += write.valid.eq(seq.write_valid | theirs.valid)
+        for name in ("commit", "word", "offset", "size_log2", "mask"):
+            ours = getattr(seq, f"write_{name}")
+            m.d.comb += getattr(write, name).eq(Mux(seq.write_valid, ours, getattr(theirs, name)))
+
+    def _controls(self, m, seq):
+        """The lanes' :data:`CONTROLS`, each in the cycle in which the element needs it."""
+        config = self.config
+        iota, select = seq.view(Iota), seq.view(AffineSelect)
+        pair, chain = seq.view(IntegerTensorTensor), seq.view(IntegerTensorScalar)
+        quadrant_log2 = exact_log2(config.quadrant)
+        signed_codes = [fmt.code for fmt in FORMATS if not fmt.is_float and fmt.signed]
+
+        def quadrant(ap):
+            return ap.start_partition[quadrant_log2 : quadrant_log2 + 2]
+
+        def is_signed(dtype):
+            return Cat(dtype == code for code in signed_codes).any()
+
+        # The affine function runs along with the destination.
+        m.submodules.function = walker = PatternWalker(addr_bits=32, layout=_FUNCTION)
+        places = Mux(iota.opcode == Iota.opcode, Cat(
+            iota.offset, iota.step0, iota.step1, iota.step2, iota.step3,
+        ), Cat(select.offset, select.step0, select.step1, select.step2, select.step3))  # fmt: skip
+        counts = Cat(iota.dst[f"count{i}"] for i in range(4))
+        m.d.comb += [
+            walker.pattern.as_value().eq(Cat(places, counts)),
+            walker.load.eq(seq.start),
+            walker.advance.eq(seq.element.valid),
+        ]
+
+        names = {
+            name: width
+            for name, (width, _) in CONTROLS.items()
+            if name not in ("affine", "load0", "load1", "writes", "signed_late")
+        }
+        steer = Signal(data.StructLayout(names), reset_less=True)
+        with m.If(seq.start):
+            m.d.sync += [
+                steer.multiplier.eq(
+                    Mux(
+                        iota.opcode == Iota.opcode,
+                        iota.channel_multiplier,
+                        select.channel_multiplier,
+                    )
+                ),
+                steer.first_partition.eq(iota.dst.start_partition),
+                steer.iota.eq(0),
+                steer.shift0.eq(quadrant(pair.dst) - quadrant(pair.src0)),
+                steer.shift1.eq(quadrant(pair.dst) - quadrant(pair.src0)),
+                steer.dtype.eq(pair.src0.dtype),
+                steer.compare.eq(select.compare),
+                steer.converts.eq(0),
+                steer.size0.eq(size_log2(m, pair.src0.dtype, "size0")),
+                steer.size1.eq(size_log2(m, pair.src1.dtype, "size1")),
+                steer.signed0.eq(is_signed(pair.src0.dtype)),
+                steer.signed1.eq(is_signed(pair.src1.dtype)),
+                steer.signed.eq(is_signed(pair.src0.dtype)),
+                steer.pair.eq(0),
+                *(steer[f"{name}{i}"].eq(0) for name in ("op", "reverse", "own") for i in range(2)),
+                steer.number0.eq(chain.scalar0),
+                steer.number1.eq(chain.scalar1),
+                steer.selects.eq(0),
+                steer.value.eq(select.value),
+                steer.dst_dtype.eq(iota.dst.dtype),
+                steer.saturate.eq(0),
+                steer.raw_bits.eq(1),
+            ]
+            with m.Switch(iota.opcode):
+                with m.Case(Iota.opcode):
+                    bits = Cat(iota.dst.dtype == fmt.code for fmt in (INT32, UINT32)).any()
+                    m.d.sync += [
+                        steer.iota.eq(1),
+                        steer.dtype.eq(INT32.code),
+                        steer.converts.eq(~bits),
+                        steer.size0.eq(2),
+                        steer.saturate.eq(iota.saturate),
+                        steer.raw_bits.eq(bits),
+                    ]
+                with m.Case(AffineSelect.opcode):
+                    same = select.src.dtype == select.dst.dtype
+                    m.d.sync += [
+                        steer.converts.eq(~same),
+                        steer.selects.eq(1),
+                        steer.saturate.eq(select.saturate),
+                        steer.raw_bits.eq(same),
+                    ]
+                with m.Case(IntegerTensorTensor.opcode):
+                    m.d.sync += [
+                        steer.shift1.eq(quadrant(pair.dst) - quadrant(pair.src1)),
+                        steer.pair.eq(1),
+                        steer.op0.eq(pair.op),
+                    ]
+                with m.Case(IntegerTensorScalar.opcode):
+                    m.d.sync += [
+                        steer.op0.eq(chain.op0), steer.op1.eq(chain.op1),
+                        steer.reverse0.eq(chain.reverse0), steer.reverse1.eq(chain.reverse1),
+                        steer.own0.eq(chain.scalar0_pointer), steer.own1.eq(chain.scalar1_pointer),
+                    ]  # fmt: skip
+
+        element = seq.element
+        now = {name: steer[name] for name in names} | {
+            "affine": walker.address,
+            "load0": element.scalars[0],
+            "load1": element.scalars[1],
+            "signed_late": steer.signed,
+        }
+        controls = {
+            name: Delay(m, now[name], name)[SBUF_READ_CYCLES + CONTROLS[name][1]] for name in now
+        }
+        return controls | {"writes": seq.write_valid}
