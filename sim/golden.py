@@ -1007,7 +1007,7 @@ def _iota(core, instruction):
 def _affine_select(core, instruction):
     dst, src = instruction.dst, instruction.src
     kept = convert(core.memory(src.space).read(src), src.dtype, dst.dtype, instruction.saturate)
-    other = cast_out(np.uint32([instruction.value]), dst.dtype, instruction.saturate)
+    other = cast_out(np.array([instruction.value], np.uint32), dst.dtype, instruction.saturate)
     kind = _element_type(dst.dtype.bytes)
     holds = compare_with_zero(instruction.compare, _affine(instruction))
     core.count("pool_elements", dst.elements)
