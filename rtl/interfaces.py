@@ -130,8 +130,9 @@ def SbufVectorWritePort(config):
     """Destination of the vector or scalar engine: never refused, goes before DMA.
 
     In a cycle with ``valid``, element ``data[p]`` (low ``1 << size_log2`` bytes) is put at byte
-    ``offset`` of the word under construction in every partition with ``mask[p]``; with ``commit``
-    the bytes gathered since the last commit, this element's included, are written to ``word``.
+    ``offset`` of the word under construction in every partition with ``mask[p]``, unless the
+    element is to be left out (``skip[p]``); with ``commit`` the bytes gathered since the last
+    commit, this element's included, are written to ``word``.
 
     There are :data:`VECTOR_WRITE_PORTS`, each with a word under construction of its own. The
     engines guarantee that two ports never commit to the same bank (``word[0]``) in the same cycle;
@@ -145,6 +146,7 @@ def SbufVectorWritePort(config):
             "offset": Out(4),
             "size_log2": Out(2),
             "mask": Out(config.partitions),
+            "skip": Out(1).array(config.partitions),
             "data": Out(32).array(config.partitions),
         }
     )

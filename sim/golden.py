@@ -29,6 +29,7 @@ from ..rtl.arch.isa import (
     Activation,
     AffineSelect,
     AluOp,
+    CopyPredicated,
     Descriptor,
     DmaStart,
     Engine,
@@ -47,6 +48,7 @@ from ..rtl.arch.isa import (
     TensorReduce,
     TensorScalar,
     TensorTensor,
+    TensorTensorScan,
     UpdateMode,
     WaitMode,
     decode,
@@ -395,17 +397,21 @@ class _Memory:
         view = self._view(ap, dtype or ap.dtype.dtype)
         return np.array(view, order="C").reshape(ap.num_partitions, -1)
 
-    def write(self, ap, codes):
-        """Store ``[partitions, elements]``; where elements overlap the last one stays."""
+    def write(self, ap, codes, wanted=None):
+        """Store ``[partitions, elements]``; where elements overlap the last one stays.
+
+        ``wanted``: the elements that are stored, of the same shape.
+        """
         size = ap.dtype.bytes
         codes = np.ascontiguousarray(codes).view(_element_type(size))
-        if _ordered([(step * size, count) for step, count in ap.dims], size):
+        if wanted is None and _ordered([(step * size, n) for step, n in ap.dims], size):
             view = self._view(ap, _element_type(size))
             view[...] = codes.reshape(view.shape)
-        else:
-            rows = self.bytes[ap.start_partition : ap.start_partition + ap.num_partitions]
-            for offset, column in zip(ap.element_offsets(), codes.T, strict=True):
-                rows[:, offset : offset + size] = column[:, None].view(np.uint8)
+            return
+        rows = self.bytes[ap.start_partition : ap.start_partition + ap.num_partitions]
+        for i, offset in enumerate(ap.element_offsets()):
+            chosen = slice(None) if wanted is None else wanted[:, i]
+            rows[chosen, offset : offset + size] = codes[:, i, None].view(np.uint8)[chosen]
 
 
 # The tensor engine's arithmetic -------------------------------------------------------------------
@@ -966,6 +972,33 @@ def _tensor_reduce(core, instruction):
         result = result ^ np.uint32(1 << 31)
     core.count("dve_elements", src.elements)
     _store_bits(core, instruction, result, bitwise)
+
+
+@executes(TensorTensorScan)
+def _tensor_tensor_scan(core, instruction):
+    src0 = instruction.src0
+    bitwise = _are_bits(instruction.op0, instruction.op1)
+    a = _operand_bits(core, src0, bitwise)
+    b = _operand_bits(core, instruction.src1, bitwise)
+    last = np.broadcast_to(_scalar_bits(core, instruction, "initial", src0), (len(a), 1))[:, 0]
+    out = np.empty_like(a)
+    for i in range(a.shape[1]):
+        last = operate(instruction.op0, *_ordered_operands(a[:, i], last, instruction.reverse0))
+        last = operate(instruction.op1, *_ordered_operands(last, b[:, i], instruction.reverse1))
+        out[:, i] = last
+    core.count("dve_elements", src0.elements)
+    _store_bits(core, instruction, out, bitwise)
+
+
+@executes(CopyPredicated)
+def _copy_predicated(core, instruction):
+    dst, src = instruction.dst, instruction.src
+    new = convert(core.memory(src.space).read(src), src.dtype, dst.dtype, instruction.saturate)
+    wanted = _operand_bits(core, instruction.predicate, bitwise=True) != 0
+    if instruction.reverse:
+        wanted = ~wanted
+    core.count("dve_elements", src.elements)
+    core.memory(dst.space).write(dst, new, wanted)
 
 
 @executes(Activation)

@@ -26,11 +26,13 @@ from .config import AXI_ADDR_BITS
 __all__ = [
     "AP_BITS", "BITWISE_OPS", "BODY_BIT", "DESCRIPTOR_BYTES", "ERROR_REPORTS", "INSTRUCTIONS",
     "WORD_BITS", "WORD_BYTES", "AccessPattern", "Activation", "AffineSelect", "AluOp", "Compare",
-    "Descriptor", "DescriptorSide", "DmaStart", "Engine", "ErrorCode", "ErrorReport",
-    "EventSemaphore", "Field", "Function", "Half", "Instruction", "IntegerTensorScalar",
-    "IntegerTensorTensor", "Iota", "IsaError", "LoadStationary", "MatmulMoving", "Memset",
+    "CopyPredicated", "Descriptor", "DescriptorSide", "DmaStart", "Engine", "ErrorCode",
+    "ErrorReport", "EventSemaphore", "Field", "Function", "Half", "Instruction",
+    "IntegerTensorScalar", "IntegerTensorTensor", "Iota", "IsaError", "LoadStationary",
+    "MatmulMoving", "Memset",
     "Operand", "ReduceOp", "ScalarTensorTensor", "Space", "TensorCopy", "TensorReduce",
-    "TensorScalar", "TensorTensor", "Update", "UpdateMode", "Wait", "WaitMode", "decode",
+    "TensorScalar", "TensorTensor", "TensorTensorScan", "Update", "UpdateMode", "Wait", "WaitMode",
+    "decode",
 ]  # fmt: skip
 
 WORD_BYTES = 128
@@ -883,6 +885,46 @@ class TensorReduce(Instruction, opcode=0x25, engines=(Engine.DVE,)):
     op = Field(5, "Operation.", values=ReduceOp)
     inner = Field(2, "One less than the number of dimensions that are reduced.")
     negate = Field(1, "Invert the sign of the result.")
+    saturate = Field(1, "Clamp floating-point overflow to the largest finite value.")
+
+
+class TensorTensorScan(Instruction, opcode=0x26, engines=(Engine.DVE,)):
+    """``r[i] = (src0[i] op0 r[i - 1]) op1 src1[i]``, element after element; dst is all of ``r``.
+
+    The number before the first element is ``initial``, a binary32 number, or one such number per
+    partition. ``reverse`` exchanges the two operands of its operation. Each operation rounds; what
+    goes on to the next element is binary32, whatever dst's format. Casts, bits and sizes as
+    :class:`TensorTensor`.
+
+    Memory: sources SBUF or PSUM, not both PSUM; dst and initial SBUF. Size: any. Cost: issue
+    interval 8 N elements, for an element waits for both operations of the one before.
+    """
+
+    dst = Operand("Destination.", (Space.SBUF,), formats.FORMATS, writes=True)
+    src0 = Operand("First source.", _CHIP, formats.FORMATS)
+    src1 = Operand("Second source.", _CHIP, formats.FORMATS)
+    op0 = Field(5, "First operation.", values=AluOp)
+    op1 = Field(5, "Second operation.", values=AluOp)
+    reverse0 = Field(1, "Compute ``r op0 src0``.")
+    reverse1 = Field(1, "Compute ``src1 op1 result``.")
+    initial_pointer = Field(1, "``initial`` is an SBUF offset.")
+    initial = Field(32, "Bits of the number, or SBUF offset.", pointer="initial_pointer")
+    saturate = Field(1, "Clamp floating-point overflow to the largest finite value.")
+
+
+class CopyPredicated(Instruction, opcode=0x27, engines=(Engine.DVE,)):
+    """Copy the elements of ``src`` whose ``predicate`` is not zero; leave those of dst elsewhere.
+
+    ``reverse`` copies where it is zero instead. What is copied is cast as by :class:`TensorCopy`.
+
+    Memory: sources SBUF or PSUM, not both PSUM; dst SBUF. Size: any; all have the same elements and
+    partitions, start partitions may differ by whole quadrants. Cost: issue interval N elements.
+    """
+
+    dst = Operand("Destination.", (Space.SBUF,), formats.FORMATS, writes=True)
+    src = Operand("Source.", _CHIP, formats.FORMATS)
+    predicate = Operand("What to copy.", _CHIP, formats.INTEGER_FORMATS)
+    reverse = Field(1, "Copy where ``predicate`` is zero.")
     saturate = Field(1, "Clamp floating-point overflow to the largest finite value.")
 
 

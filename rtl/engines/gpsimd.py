@@ -73,7 +73,7 @@ class GpSimdLane(wiring.Component):
         Number of the partition; constant.
     sbuf, sbuf1 : :py:`In(32).array(4)`
         What partition ``p - k * quadrant`` read, for ``k`` = 0 .. 3, for either source.
-    other : :py:`In(32)`
+    other, other_skip : :py:`In(32)`, :py:`In(1)`
         Cycle ``LANE_CYCLES``: what the vector engine's lane writes.
     multiplier, first_partition
         Cycle -1: the increment per partition, and the partition in which it is none.
@@ -95,8 +95,8 @@ class GpSimdLane(wiring.Component):
         Cycle ``LANE_CYCLES - 1``: store bits, not the cast value, of what is not replaced.
     writes : :py:`In(1)`
         Cycle ``LANE_CYCLES``: this lane's element, not the vector engine's.
-    raw : :py:`Out(32)`
-        The same cycle: the element in the low bits.
+    raw, skip : :py:`Out(32)`, :py:`Out(1)`
+        The same cycle: the element in the low bits; whether it is left out.
     """
 
     def __init__(self):
@@ -106,8 +106,10 @@ class GpSimdLane(wiring.Component):
                 "sbuf": In(32).array(4),
                 "sbuf1": In(32).array(4),
                 "other": In(32),
+                "other_skip": In(1),
                 **{name: In(width) for name, (width, _) in CONTROLS.items()},
                 "raw": Out(32),
+                "skip": Out(1),
             }
         )
 
@@ -194,7 +196,10 @@ class GpSimdLane(wiring.Component):
         kept = Delay(m, keeps, "kept", since=_CAST_OUT)[LANE_CYCLES - 1]
         raw = Signal(32, name="own_raw", reset_less=True)
         m.d.sync += raw.eq(Mux(self.raw_bits & kept, stored, cast_out.raw))
-        m.d.comb += self.raw.eq(Mux(self.writes, raw, self.other))
+        m.d.comb += [
+            self.raw.eq(Mux(self.writes, raw, self.other)),
+            self.skip.eq(self.other_skip & ~self.writes),
+        ]
         return m
 
 
@@ -302,7 +307,9 @@ class GpSimdEngine(wiring.Component):
             m.d.comb += [
                 lane.row.eq(p),
                 lane.other.eq(self.vector_write.data[p]),
+                lane.other_skip.eq(self.vector_write.skip[p]),
                 self.sbuf_write.data[p].eq(lane.raw),
+                self.sbuf_write.skip[p].eq(lane.skip),
             ]
         return m
 

@@ -180,6 +180,8 @@ class Element(data.Struct):
     scalars : :data:`SCALARS` bits
         Scalars that are read in this cycle, each on its read port if there are two, else one by one
         on the only one.
+    first : 1 bit
+        The first element of an instruction.
     early : 1 bit
         The first or the second element of a row.
     only : 1 bit
@@ -190,6 +192,7 @@ class Element(data.Struct):
 
     valid: 1
     scalars: SCALARS
+    first: 1
     early: 1
     only: 1
     last: 1
@@ -206,6 +209,8 @@ class Sequencer(wiring.Component):
         Latency of the engine's lanes, from what the memories give to what is written.
     read_ports : :class:`int`
         1 or 2 ports on SBUF; the second one for second sources.
+    intervals : dict of :class:`int`, cycles
+        By instruction class, of those whose elements may not follow one another at once.
     behind : :class:`int`, cycles, or ``None``
         How much later than this engine's the writes of another one come, of which the state buffer
         must not see a commit in the same cycle and bank. ``None``: no other depends on this one.
@@ -243,11 +248,12 @@ class Sequencer(wiring.Component):
         of the other engine, for this one.
     """
 
-    def __init__(self, *, config, engine, lane_cycles, read_ports, behind=None):
+    def __init__(self, *, config, engine, lane_cycles, read_ports, intervals=None, behind=None):
         self.config = config
         self.engine = engine
         self.lane_cycles = lane_cycles
         self.read_ports = read_ports
+        self.intervals = intervals or {}
         self.behind = behind
         self.classes = [
             cls
@@ -400,6 +406,8 @@ class Sequencer(wiring.Component):
                      for i in range(SCALARS)]  # fmt: skip
         rows, row_dims = Signal(), Signal(2, reset_less=True)  # whether it reduces, and how much
         position = Signal(2)  # in the row, up to 2
+        first = Signal()
+        between, pause = self._pauses(m, start)
         gap, offered, accepted = Signal(), Signal(), Signal()
         finishing, row_end = Signal(), Signal()
         prelude, blocked_write = Signal(), Signal()
@@ -408,7 +416,7 @@ class Sequencer(wiring.Component):
             prelude.eq(running & scalars_left.any()),
             row_end.eq(~rows | inside.all()),
             blocked_write.eq(row_end & ~empty & self.occupied.bit_select(dst_walker.address[4], 1)),
-            offered.eq(running & ~prelude & ~gap & ~blocked_write),
+            offered.eq(running & ~prelude & ~gap & ~blocked_write & ~pause.any()),
             finishing.eq(accepted & (empty | Mux(rows, walkers[0].last, dst_walker.last))),
         ]
 
@@ -445,10 +453,15 @@ class Sequencer(wiring.Component):
         m.d.sync += scalars_left.eq(scalars_left & ~taken)
         m.d.comb += accepted.eq(offered & Cat(ports_ready).all())
         with m.If(accepted):
+            m.d.sync += [first.eq(0), pause.eq(Mux(finishing, 0, between))]
+        with m.Elif(pause.any()):
+            m.d.sync += pause.eq(pause - 1)
+        with m.If(accepted):
             m.d.sync += position.eq(Mux(row_end, 0, Mux(position[1], 2, position + 1)))
         m.d.comb += [
             self.element.valid.eq(accepted & ~empty),
             self.element.scalars.eq(taken),
+            self.element.first.eq(first),
             self.element.early.eq(~position[1]),
             self.element.only.eq((position == 0) & row_end),
             self.element.last.eq(row_end),
@@ -490,6 +503,7 @@ class Sequencer(wiring.Component):
                 rows.eq(reduces),
                 row_dims.eq(inner),
                 position.eq(0),
+                first.eq(1),
                 self.psum_busy.eq(self.psum_claim),
             ]
         with m.Elif(finishing):
@@ -584,6 +598,16 @@ class Sequencer(wiring.Component):
         if "wait_table" in self.events.shape().members:
             m.d.sync += self.events.wait_table.eq(can_start & ~blocked & self.hold)
         return m
+
+    def _pauses(self, m, start):
+        """Cycles that the running instruction asks for between elements, and a counter of them."""
+        longest = max(self.intervals.values(), default=2)
+        between = Signal(range(longest), name="between", reset_less=True)
+        pause = Signal(range(longest), name="pause")
+        found = [(cls, Const(cycles - 1)) for cls, cycles in self.intervals.items()]
+        with m.If(start):
+            m.d.sync += between.eq(self._by_class(m, "interval", found))
+        return between, pause
 
     def _banks_of(self, m, src, size, addr_bits):
         """PSUM banks from the lowest to the highest element of ``src``, two cycles later."""

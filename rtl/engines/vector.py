@@ -16,6 +16,7 @@ from ..arch.events import events_layout
 from ..arch.isa import (
     BITWISE_OPS,
     AluOp,
+    CopyPredicated,
     Engine,
     Memset,
     ReduceOp,
@@ -24,6 +25,7 @@ from ..arch.isa import (
     TensorReduce,
     TensorScalar,
     TensorTensor,
+    TensorTensorScan,
 )
 from ..arith.alu import ALU_CYCLES, LATE_CYCLES, Alu
 from ..arith.convert import CAST_IN_CYCLES, CAST_OUT_CYCLES, CastIn, CastOut
@@ -38,7 +40,10 @@ from ..interfaces import (
 from ..lib.replicate import Replicated
 from .sequencer import GAP_CYCLES, Delay, Sequencer, size_log2
 
-__all__ = ["GAP_CYCLES", "LANE_CYCLES", "VECTOR_CYCLES", "Operand", "VectorEngine", "VectorLane"]
+__all__ = [
+    "GAP_CYCLES", "LANE_CYCLES", "SCAN_CYCLES", "VECTOR_CYCLES", "Operand", "VectorEngine",
+    "VectorLane",
+]  # fmt: skip
 
 _FIRST = 1 + CAST_IN_CYCLES  # cycle in which the operands enter the first operation
 _LATE = _FIRST + LATE_CYCLES
@@ -47,6 +52,9 @@ _CAST_OUT = _SECOND + ALU_CYCLES
 
 LANE_CYCLES = _CAST_OUT + CAST_OUT_CYCLES + 1
 """Latency of :class:`VectorLane`: choice of the source, cast, two operations, cast, choice."""
+
+SCAN_CYCLES = 2 * ALU_CYCLES
+"""From an element of a scan to the next one."""
 
 VECTOR_CYCLES = SBUF_READ_CYCLES + LANE_CYCLES
 """From the cycle in which an element is read to the cycle in which it is written."""
@@ -61,8 +69,9 @@ class Operand(IntEnum):
     """The partition's scalar."""
     ELEMENT = 2
     """The second source's element."""
-    PARTIAL = 3
-    """The other partial result of a reduction (second operation only)."""
+    RESULT = 3
+    """An earlier result: of the second operation, for the first one (in a scan); of the first, for
+    the second one (in a reduction)."""
 
 
 class Partial(IntEnum):
@@ -99,6 +108,13 @@ class VectorLane(wiring.Component):
         :data:`~..arith.alu.LATE_CYCLES` later: the second operand is a partial result.
     keep : :py:`In(1)`
         ``ALU_CYCLES`` after the operands: the result of the first operation is one.
+    fresh : :py:`In(1)`
+        With the operands: the result of the second operation leaves it in this cycle.
+    scanned : :py:`In(1)`
+        ``2 * ALU_CYCLES`` after the operands: keep the result of the second operation.
+    predicated, unless
+        With the operands: leave the element out if the second source's is zero, or (``unless``) if
+        it is not.
     operand1, number1, reverse1, op1, load1
         The same cycle, for the second operation. ``load1``: the second source's element is the
         partition's scalar.
@@ -106,8 +122,8 @@ class VectorLane(wiring.Component):
         Another ``ALU_CYCLES`` later.
     raw_bits : :py:`In(1)`
         Cycle ``LANE_CYCLES - 1``: store bits, not the cast value.
-    raw : :py:`Out(32)`
-        Cycle ``LANE_CYCLES``: the element in the low bits.
+    raw, skip : :py:`Out(32)`, :py:`Out(1)`
+        Cycle ``LANE_CYCLES``: the element in the low bits; whether it is left out.
     """
 
     def __init__(self):
@@ -118,6 +134,7 @@ class VectorLane(wiring.Component):
                 "sbuf1": In(32).array(4),
                 **{name: In(width) for name, (width, _) in CONTROLS.items()},
                 "raw": Out(32),
+                "skip": Out(1),
             }
         )
 
@@ -145,14 +162,31 @@ class VectorLane(wiring.Component):
             own = Cat(C(0xFF, 8), (size != 0).replicate(8), size[1].replicate(16))
             value = Signal(32, name=f"operand{i}_value")
             m.d.comb += value.eq(Mux(self.bits, plain & own, cast_in.value))
-            inputs.append((value, plain))
-        (x, plain0), (y, plain1) = inputs
+            inputs.append((value, plain, plain & own))
+        (x, plain0, _), (y, plain1, predicate) = inputs
+
+        # Whether the element counts.
+        left_out = Delay(
+            m, self.predicated & (predicate.any() == self.unless), "left_out", since=_FIRST
+        )
+        m.d.comb += self.skip.eq(left_out[LANE_CYCLES])
 
         # The first operation. Reductions combine the element with the result of the last but one,
         # which is two cycles old at least.
         m.submodules.alu0 = alu0 = Alu()
         scalar0, scalar1 = Signal(32, reset_less=True), Signal(32, reset_less=True)
-        other0 = Mux(self.operand0[1], y, Mux(self.operand0[0], scalar0, self.number0))
+        scanned = Signal(32, name="scanned_result", reset_less=True)
+        result1 = Signal(32)
+        other0 = Signal(32)
+        with m.Switch(self.operand0):
+            for code, value in (
+                (Operand.NUMBER, self.number0),
+                (Operand.SCALAR, scalar0),
+                (Operand.ELEMENT, y),
+                (Operand.RESULT, Mux(self.fresh, result1, scanned)),
+            ):
+                with m.Case(code):
+                    m.d.comb += other0.eq(value)
         with m.If(self.load0):
             m.d.sync += scalar0.eq(plain0)
         last, last_but_one = Signal(32, reset_less=True), Signal(32, reset_less=True)
@@ -186,7 +220,7 @@ class VectorLane(wiring.Component):
                 (Operand.NUMBER, self.number1),
                 (Operand.SCALAR, scalar1),
                 (Operand.ELEMENT, element1),
-                (Operand.PARTIAL, last),
+                (Operand.RESULT, last),
             ):
                 with m.Case(code):
                     m.d.comb += other1.eq(value)
@@ -195,6 +229,10 @@ class VectorLane(wiring.Component):
             alu1.a.eq(Mux(self.reverse1, other1, alu0.result)),
             alu1.b.eq(Mux(self.reverse1, alu0.result, other1)),
         ]
+
+        m.d.comb += result1.eq(alu1.result)
+        with m.If(self.scanned):
+            m.d.sync += scanned.eq(result1)
 
         m.submodules.cast_out = cast_out = CastOut()
         result = Signal(32)
@@ -216,12 +254,14 @@ CONTROLS = {
     "from_psum1": (1, 0), "shift1": (2, 0),
     "dtype0": (4, 1), "dtype1": (4, 1),
     "bits": (1, _FIRST), "size0": (2, _FIRST), "size1": (2, _FIRST),
+    "fresh": (1, _FIRST), "predicated": (1, _FIRST), "unless": (1, _FIRST),
     "operand0": (2, _FIRST), "number0": (32, _FIRST), "reverse0": (1, _FIRST),
     "op0": (_OP, _FIRST), "load0": (1, _FIRST),
     "reduces": (1, _LATE), "partial": (2, _LATE), "identity": (32, _LATE),
     "keep": (1, _SECOND),
     "operand1": (2, _SECOND), "number1": (32, _SECOND), "reverse1": (1, _SECOND),
     "op1": (_OP, _SECOND), "load1": (1, _SECOND),
+    "scanned": (1, _CAST_OUT),
     "negate": (1, _CAST_OUT), "dst_dtype": (4, _CAST_OUT), "saturate": (1, _CAST_OUT),
     "raw_bits": (1, LANE_CYCLES - 1),
 }  # fmt: skip
@@ -234,6 +274,7 @@ STEER = data.StructLayout(
         if name
         not in (
             "from_psum", "from_psum1", "load0", "load1", "partial", "identity", "keep", "raw_bits",
+            "fresh", "scanned",
         )
     }
 )  # fmt: skip
@@ -258,6 +299,9 @@ class VectorEngine(wiring.Component):
     **DMA.** While ``starving``, the stream has a one-cycle gap every
     :data:`~.sequencer.GAP_CYCLES` cycles, which leaves the write ports free
     :data:`VECTOR_CYCLES` cycles later.
+
+    **Scans.** An element of a scan needs the result of the one before, which takes both operations:
+    :data:`SCAN_CYCLES` cycles.
 
     **Sums.** Two partial results of a row alternate in the first operation, whose result returns to
     it after two cycles; the second operation joins them.
@@ -340,6 +384,7 @@ class VectorEngine(wiring.Component):
             engine=Engine.DVE,
             lane_cycles=LANE_CYCLES,
             read_ports=len(self.sbuf_read),
+            intervals={TensorTensorScan: SCAN_CYCLES},
         )
         connect(m, flipped(self.instructions), seq.instructions)
         connect(m, seq.update, flipped(self.update))
@@ -386,7 +431,7 @@ class VectorEngine(wiring.Component):
                     lane.psum[k].eq(psum.data[source]),
                 ]
             m.d.comb += [getattr(lane, name).eq(value) for name, value in controls.items()]
-            m.d.comb += write.data[p].eq(lane.raw)
+            m.d.comb += [write.data[p].eq(lane.raw), write.skip[p].eq(lane.skip)]
         return m
 
     def _controls(self, m, seq):
@@ -394,6 +439,7 @@ class VectorEngine(wiring.Component):
         copy, fill = seq.view(TensorCopy), seq.view(Memset)
         pair, chain = seq.view(TensorTensor), seq.view(TensorScalar)
         mixed, reduce = seq.view(ScalarTensorTensor), seq.view(TensorReduce)
+        scan, choice = seq.view(TensorTensorScan), seq.view(CopyPredicated)
         quadrant_log2 = exact_log2(self.config.quadrant)
 
         def quadrant(ap):
@@ -404,6 +450,7 @@ class VectorEngine(wiring.Component):
 
         # What is the same for all elements of an instruction.
         steer = Signal(STEER, reset_less=True)
+        scanning = Signal()
         op0, op1 = Signal(_OP, name="pending_op0"), Signal(_OP, name="pending_op1")
         with m.If(seq.start):
             m.d.sync += [
@@ -419,7 +466,12 @@ class VectorEngine(wiring.Component):
                 steer.bits.eq(is_bitwise(op0, op1)),
                 steer.op0.eq(op0),
                 steer.op1.eq(op1),
-                *(steer[name].eq(0) for name in ("reverse0", "reverse1", "reduces", "negate")),
+                *(
+                    steer[name].eq(0)
+                    for name in ("reverse0", "reverse1", "reduces", "negate", "predicated")
+                ),
+                steer.unless.eq(choice.reverse),
+                scanning.eq(0),
                 steer.operand0.eq(Operand.NUMBER),
                 steer.operand1.eq(Operand.NUMBER),
             ]
@@ -458,9 +510,27 @@ class VectorEngine(wiring.Component):
                         steer.reverse1.eq(mixed.reverse1),
                         steer.saturate.eq(mixed.saturate),
                     ]
+                with m.Case(TensorTensorScan.opcode):
+                    m.d.sync += [
+                        scanning.eq(1),
+                        steer.shift1.eq(quadrant(scan.dst) - quadrant(scan.src1)),
+                        steer.operand0.eq(Mux(scan.initial_pointer, Operand.SCALAR, 0)),
+                        steer.operand1.eq(Operand.ELEMENT),
+                        steer.number0.eq(scan.initial),
+                        steer.reverse0.eq(scan.reverse0),
+                        steer.reverse1.eq(scan.reverse1),
+                        steer.saturate.eq(scan.saturate),
+                    ]
+                with m.Case(CopyPredicated.opcode):
+                    m.d.sync += [
+                        steer.shift1.eq(quadrant(choice.dst) - quadrant(choice.predicate)),
+                        steer.bits.eq(choice.src.dtype == choice.dst.dtype),
+                        steer.predicated.eq(1),
+                        steer.saturate.eq(choice.saturate),
+                    ]
                 with m.Case(TensorReduce.opcode):
                     m.d.sync += [
-                        steer.operand1.eq(Operand.PARTIAL),
+                        steer.operand1.eq(Operand.RESULT),
                         steer.reduces.eq(1),
                         steer.negate.eq(reduce.negate),
                         steer.saturate.eq(reduce.saturate),
@@ -472,6 +542,8 @@ class VectorEngine(wiring.Component):
                 m.d.comb += [op0.eq(chain.op0), op1.eq(chain.op1)]
             with m.Case(ScalarTensorTensor.opcode):
                 m.d.comb += [op0.eq(mixed.op0), op1.eq(mixed.op1)]
+            with m.Case(TensorTensorScan.opcode):
+                m.d.comb += [op0.eq(scan.op0), op1.eq(scan.op1)]
             with m.Case(TensorReduce.opcode):
                 m.d.comb += [op0.eq(reduce.op), op1.eq(reduce.op)]
 
@@ -503,6 +575,7 @@ class VectorEngine(wiring.Component):
                 with m.Case(op):
                     m.d.comb += identity.eq(op.identity)
         only = late("only", _SECOND, element.only)
+        follows = late("follows", _FIRST, scanning & ~element.first)
         return controls | {
             "from_psum": late("from_psum", 0, seq.psum_source[0] & ~element.scalars[0]),
             "from_psum1": late("from_psum1", 0, seq.psum_source[1] & ~element.scalars[1]),
@@ -510,6 +583,9 @@ class VectorEngine(wiring.Component):
             "load1": late("load1", _SECOND, element.scalars[1]),
             "partial": partial,
             "identity": identity,
+            "operand0": Mux(follows, Operand.RESULT, late("operand0", _FIRST)),
+            "fresh": valid[SBUF_READ_CYCLES + _FIRST + SCAN_CYCLES],
+            "scanned": valid[SBUF_READ_CYCLES + _CAST_OUT],
             "keep": valid[SBUF_READ_CYCLES + _SECOND] & late("reduces", _SECOND),
             "op1": Mux(late("reduces", _SECOND) & only, AluOp.BYPASS, late("op1", _SECOND)),
             "raw_bits": late("bits", LANE_CYCLES - 1),

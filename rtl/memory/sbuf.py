@@ -95,9 +95,9 @@ class SbufSlice(wiring.Component):
         : :py:`Out(32)`, :py:`Out(128)`, :py:`Out(32)`, ..., :py:`Out(64)`
         Cycle 3 of a read: the elements. ``dma`` carries the 8 bytes around the offset, the element
         at the offset lowest.
-    put0, put0_size_log2, put0_mask, put0_data, put1, ...
-        By write port, an element for its word under construction: ``put0_mask`` has ones in the
-        element's bits of the word.
+    put0, put0_skip, put0_size_log2, put0_mask, put0_data, put1, ...
+        By write port, an element for its word under construction, if it is not to be left out
+        (``put0_skip``): ``put0_mask`` has ones in the element's bits of the word.
     commit0, commit1, ... : :py:`In(2)`
         By write port, a bit per bank: write the port's word under construction, as it stood at the
         end of the last cycle, and start an empty one.
@@ -124,6 +124,7 @@ class SbufSlice(wiring.Component):
                 **{vector: Out(32) for vector in _VECTORS},
                 "dma": Out(64),
                 **{f"put{i}": In(1) for i in range(VECTOR_WRITE_PORTS)},
+                **{f"put{i}_skip": In(1) for i in range(VECTOR_WRITE_PORTS)},
                 **{f"put{i}_data": In(32) for i in range(VECTOR_WRITE_PORTS)},
                 "write_row": In(row_bits).array(BANKS),
                 "dma_write": In(1).array(BANKS),
@@ -186,7 +187,8 @@ class SbufSlice(wiring.Component):
             strobe = Signal(16, name=f"strobe{i}")
             spread = Signal(32, name=f"spread{i}")
             mask = Signal(128, name=f"mask{i}")
-            put, value = getattr(self, f"put{i}"), getattr(self, f"put{i}_data")
+            put = getattr(self, f"put{i}") & ~getattr(self, f"put{i}_skip")
+            value = getattr(self, f"put{i}_data")
             size = getattr(self, f"put{i}_size_log2")
             m.d.comb += [
                 spread.eq(
@@ -239,7 +241,8 @@ class SbufGroup(wiring.Component):
         Cycle 0: banks that the engines read, and where; the beat needs the other one.
     commit_row : :py:`In(row_bits).array(2)`
         Cycle 1: where the write ports write, by bank.
-    put0, put0_data, put1, ... : :py:`In(slices)`, :py:`In(32).array(slices)`, ...
+    put0, put0_skip, put0_data, put1, ...
+        : :py:`In(slices)`, :py:`In(1).array(slices)`, :py:`In(32).array(slices)`, ...
         Cycle 0 of a vector write, by partition.
     moving_new, ..., commit0, ... : :data:`COMMON`
         Passed on to the slices.
@@ -265,6 +268,7 @@ class SbufGroup(wiring.Component):
                 "engine_row": In(row_bits).array(BANKS),
                 "commit_row": In(row_bits).array(BANKS),
                 **{f"put{i}": In(count) for i in range(VECTOR_WRITE_PORTS)},
+                **{f"put{i}_skip": In(1).array(count) for i in range(VECTOR_WRITE_PORTS)},
                 **{f"put{i}_data": In(32).array(count) for i in range(VECTOR_WRITE_PORTS)},
                 **{name: In(width) for name, width in COMMON.items()},
                 "moving": Out(32).array(count),
@@ -283,7 +287,7 @@ class SbufGroup(wiring.Component):
             for name in ("moving", "weights", *_VECTORS):
                 m.d.comb += getattr(self, name)[j].eq(getattr(part, name))
             for i in range(VECTOR_WRITE_PORTS):
-                for name in (f"put{i}", f"put{i}_data"):
+                for name in (f"put{i}", f"put{i}_skip", f"put{i}_data"):
                     m.d.comb += getattr(part, name).eq(getattr(self, name)[j])
         self._writes(m)
         self._reads(m)
@@ -595,8 +599,9 @@ class Sbuf(wiring.Component):
             m.d.comb += put.eq(Mux(port.valid, port.mask, 0))
             for g, group in enumerate(self._groups):
                 m.d.comb += getattr(group, f"put{n}").eq(put.word_select(g, count))
-                values = getattr(group, f"put{n}_data")
+                values, skips = (getattr(group, f"put{n}_{name}") for name in ("data", "skip"))
                 m.d.comb += [values[j].eq(port.data[g * count + j]) for j in range(count)]
+                m.d.comb += [skips[j].eq(port.skip[g * count + j]) for j in range(count)]
 
         # No two ports commit to the same bank, so that there is nothing to choose.
         for b, here in enumerate(zip(*rows, strict=True)):

@@ -21,6 +21,7 @@ from makalu.rtl.arch.isa import (
     AffineSelect,
     AluOp,
     Compare,
+    CopyPredicated,
     Descriptor,
     DescriptorSide,
     DmaStart,
@@ -40,6 +41,7 @@ from makalu.rtl.arch.isa import (
     TensorReduce,
     TensorScalar,
     TensorTensor,
+    TensorTensorScan,
     Update,
     UpdateMode,
     Wait,
@@ -335,14 +337,15 @@ class _Builder:
         value = int(rng.integers(1 << 32))
         self.emit(Memset(dst=dst, value=value), VECTOR, [], self.bytes_of(dst))
 
-    def sources(self, count, partitions, n, allowed=formats.FORMATS, psum=True):
-        """Patterns of ``n`` elements, at most one of them in PSUM."""
+    def sources(self, allowed, partitions, n, psum=True):
+        """Patterns of ``n`` elements in formats of ``allowed``, at most one of them in PSUM."""
+        count = len(allowed)
         spaces = [Space.SBUF] * count
         if psum and self.chance(0.5):
             spaces[int(self.rng.integers(count))] = Space.PSUM
         found = []
-        for space in spaces:
-            fmt = self.pick([f for f in allowed if space == Space.SBUF or f.bytes == 4])
+        for space, some in zip(spaces, allowed, strict=True):
+            fmt = self.pick([f for f in some if space == Space.SBUF or f.bytes == 4])
             found.append(self.pattern(fmt, space, partitions, n, injective=self.chance(0.7)))
         return found
 
@@ -363,14 +366,14 @@ class _Builder:
         """An operation, one on bits less often than the others."""
         return int(self.pick(BITWISE_OPS if self.chance(0.1) else tuple(AluOp)))
 
-    def arithmetic(self, cls, count, scalars=(), stream=VECTOR, **more):
-        """An instruction of ``count`` sources and of scalars, by name."""
+    def arithmetic(self, cls, scalars=(), stream=VECTOR, **more):
+        """An instruction with sources, and scalars by name."""
         partitions, n = int(self.rng.integers(1, self.config.partitions + 1)), self.vector_size()
         ops = [name for name, item, _ in cls.scalars if item.values is AluOp]
         operands = [operand for _, operand, _ in cls.operands]
         psum = Space.PSUM in operands[-1].spaces
         while True:
-            found = self.sources(count, partitions, n, operands[-1].formats, psum)
+            found = self.sources([o.formats for o in operands[1:]], partitions, n, psum)
             if len({ap.elements for ap in found}) > 1:
                 continue
             # The result may go where a source was, element by element.
@@ -403,18 +406,24 @@ class _Builder:
         return len(self.bytes_of(ap)) == size
 
     def two_tensors(self):
-        self.arithmetic(TensorTensor, 2)
+        self.arithmetic(TensorTensor)
 
     def two_scalars(self):
-        self.arithmetic(TensorScalar, 1, ("scalar0", "scalar1"))
+        self.arithmetic(TensorScalar, ("scalar0", "scalar1"))
 
     def two_tensors_and_scalar(self):
-        self.arithmetic(ScalarTensorTensor, 2, ("scalar0",))
+        self.arithmetic(ScalarTensorTensor, ("scalar0",))
+
+    def scan(self):
+        self.arithmetic(TensorTensorScan, ("initial",))
+
+    def copy_predicated(self):
+        self.arithmetic(CopyPredicated, reverse=int(self.chance(0.4)))
 
     def activation(self):
         # A few functions in each program: the tables of all others would take most of the time.
         self.arithmetic(
-            Activation, 1, ("scale", "bias"), SCALAR,
+            Activation, ("scale", "bias"), SCALAR,
             function=int(self.pick(self.functions)),
             alpha=int(self.rng.choice(SCALARS)),
         )  # fmt: skip
@@ -438,22 +447,22 @@ class _Builder:
 
     def affine_select(self):
         self.arithmetic(
-            AffineSelect, 1, stream=GPSIMD,
+            AffineSelect, stream=GPSIMD,
             compare=int(self.pick(list(Compare))), value=int(self.rng.choice(SCALARS)),
             **self.function_of_place(),
         )  # fmt: skip
 
     def two_integers(self):
-        self.arithmetic(IntegerTensorTensor, 2, stream=GPSIMD)
+        self.arithmetic(IntegerTensorTensor, stream=GPSIMD)
 
     def integer_and_scalars(self):
-        self.arithmetic(IntegerTensorScalar, 1, ("scalar0", "scalar1"), GPSIMD)
+        self.arithmetic(IntegerTensorScalar, ("scalar0", "scalar1"), GPSIMD)
 
     def reduce(self):
         rng = self.rng
         partitions = int(rng.integers(1, self.config.partitions + 1))
         while True:
-            (src,) = self.sources(1, partitions, self.vector_size())
+            (src,) = self.sources([formats.FORMATS], partitions, self.vector_size())
             inner = int(rng.integers(0, min(len(src.dims) + 1, 4)))
             rows = int(np.prod([count for _, count in src.dims[inner + 1 :]]))
             dst = self.pattern(
@@ -565,7 +574,7 @@ def random_program(rng, config, length):
         builder.handshake: 0.7, builder.two_tensors: 1.5, builder.two_scalars: 1.5,
         builder.two_tensors_and_scalar: 1.5, builder.reduce: 1.5, builder.activation: 2,
         builder.iota: 1, builder.affine_select: 1.5, builder.two_integers: 1.5,
-        builder.integer_and_scalars: 1.5,
+        builder.integer_and_scalars: 1.5, builder.scan: 1, builder.copy_predicated: 1.5,
     }  # fmt: skip
     actions = list(weights)
     p = np.array(list(weights.values()))
