@@ -20,8 +20,9 @@ __all__ = [
     "activation", "activation_reduce", "affine_select", "dma_copy", "dma_transpose", "engine",
     "get_nc_version", "gpsimd_engine", "iota", "matmul_perf_mode", "memset", "nc_matmul",
     "nc_transpose", "nc_version", "reciprocal", "reduce_cmd", "scalar_engine",
-    "scalar_tensor_tensor", "tensor_copy", "tensor_engine", "tensor_reduce", "tensor_scalar",
-    "tensor_tensor", "unknown_engine", "vector_engine",
+    "scalar_tensor_tensor", "tensor_copy", "tensor_copy_predicated", "tensor_engine",
+    "tensor_reduce", "tensor_scalar", "tensor_scalar_reduce", "tensor_tensor",
+    "tensor_tensor_scan", "unknown_engine", "vector_engine",
 ]  # fmt: skip
 
 
@@ -608,6 +609,94 @@ def scalar_tensor_tensor(
         reverse0=bool(reverse0), reverse1=bool(reverse1), saturate=bool(saturate),
         **_scalar_fields("scalar0", scalar),
     )  # fmt: skip
+
+
+def tensor_tensor_scan(
+    dst, data0, data1, initial, op0, op1, reverse0=False, reverse1=False, name=None, *,
+    saturate=False,
+):  # fmt: skip
+    """``r[i] = (data0[i] op0 r[i - 1]) op1 data1[i]`` along the free axes, on the vector engine.
+
+    dst is all of ``r``; what goes on from element to element is float32, whatever dst's format.
+
+    Parameters
+    ----------
+    data0, data1 : tiles of the shape of dst, one of them may be in PSUM
+    initial : number or SBUF tile ``[P, 1]`` float32
+        ``r[-1]``.
+    reverse0, reverse1 : :class:`bool`
+        Exchange the two sides of the operation.
+    """
+    del name
+    trace, what = _trace.current(), "tensor_tensor_scan"
+    codes = [
+        _operation(trace, f"{what} op{i}", op, _operations.ALU) for i, op in enumerate((op0, op1))
+    ]
+    d = _destination(trace, what, dst)
+    sources = _sources(trace, what, dst, d, data0=data0, data1=data1)
+    bits = _check_kind(trace, what, codes, [dst, data0, data1])
+    first = _scalar(trace, f"{what} initial", initial, sources[0], bits)
+    _record(
+        trace, _isa.TensorTensorScan, d, sources, op0=codes[0], op1=codes[1],
+        reverse0=bool(reverse0), reverse1=bool(reverse1), saturate=bool(saturate),
+        **_scalar_fields("initial", first),
+    )  # fmt: skip
+
+
+def tensor_copy_predicated(dst, src, predicate, reverse_pred=False, name=None, *, saturate=False):
+    """Copy the elements of src whose predicate is not zero; leave those of dst elsewhere.
+
+    On the vector engine. Formats are converted as by :func:`tensor_copy`.
+
+    Parameters
+    ----------
+    dst : SBUF tile
+        Written before: elements keep what they hold.
+    src : tile of the shape of dst, or number
+    predicate : tile of integers of the shape of dst
+        One of src and predicate may be in PSUM.
+    reverse_pred : :class:`bool`
+        Copy where the predicate is zero.
+    """
+    del name
+    trace, what = _trace.current(), "tensor_copy_predicated"
+    d = _destination(trace, what, dst)
+    if not isinstance(src, NkiTensor):
+        if not isinstance(src, numbers.Real):
+            raise trace.error(f"{what} src must be a tile or a number, not {src!r}")
+        shape = (*dst.shape[:1], *(1 for _ in dst.shape[1:]))
+        number = trace.allocate(shape, dst.dtype, "sbuf", name=f"{dst.name}_number")
+        # On the partitions of dst: a tile of its own begins at partition 0.
+        memset(number, src)
+        src = number.broadcast_to(dst.shape)
+    sources = _sources(trace, what, dst, d, src=src, predicate=predicate)
+    if predicate.dtype.is_float:
+        raise trace.error(
+            f"{what}: predicate {predicate} must be of integers; nl.not_equal(x, 0, "
+            "dtype=nl.uint8) makes one"
+        )
+    _record(
+        trace, _isa.CopyPredicated, d, (*sources, d), reverse=bool(reverse_pred),
+        saturate=bool(saturate),
+    )  # fmt: skip
+
+
+def tensor_scalar_reduce(
+    dst, data, op0, operand0, reduce_op, reduce_res, reverse0=False, name=None, *, saturate=False
+):
+    """:func:`tensor_scalar` with one operation, and the reduction of dst over all free axes.
+
+    Two instructions here: the vector engine has no accumulators, so what is reduced into
+    reduce_res are the numbers in dst, rounded to its format.
+
+    Parameters
+    ----------
+    reduce_op : operation of :func:`tensor_reduce`
+    reduce_res : SBUF tile ``[P, 1]``
+    """
+    del name
+    tensor_scalar(dst, data, op0, operand0, reverse0, saturate=saturate)
+    tensor_reduce(reduce_res, reduce_op, dst, tuple(range(1, dst.ndim)))
 
 
 def free_axes(trace, what, data, axis):

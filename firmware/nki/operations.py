@@ -21,7 +21,7 @@ __all__ = [
     "logical_and", "logical_not", "logical_or", "logical_xor", "max", "maximum", "mean", "min",
     "minimum", "mish", "multiply", "negative", "not_equal", "prelu", "reciprocal", "relu",
     "right_shift", "rsqrt", "sigmoid", "sign", "silu", "silu_dx", "sin", "softplus", "sqrt",
-    "square", "subtract", "sum", "tanh",
+    "square", "subtract", "sum", "tanh", "where",
 ]  # fmt: skip
 
 ALU: dict[AluOp, "Operation"] = {}
@@ -113,6 +113,34 @@ class _Invert(Operation):
 
         dst = _result(self, (x,), dtype)
         isa.tensor_scalar(dst, x, self, 0)
+        return dst
+
+
+class _Where(Operation):
+    """A choice between two, element by element, on the vector engine."""
+
+    def __init__(self):
+        super().__init__(
+            "where",
+            "``x`` where ``condition`` is not zero, else ``y``, element by element: a new tile. "
+            "``condition`` is a tile, and ``x`` or ``y``.",
+        )
+
+    def __call__(self, condition, x, y, dtype=None):
+        from . import isa
+
+        trace = _trace.current()
+        if not isinstance(condition, NkiTensor):
+            raise trace.error(f"nl.where: condition must be a tile, not {condition!r}")
+        dst = _result(self, (x, y), dtype)
+        if condition.dtype.is_float:
+            condition = not_equal(condition, 0, dtype=_formats.UINT8)
+        if isinstance(y, NkiTensor):
+            isa.tensor_copy(dst, y.broadcast_to(dst.shape))
+        else:
+            isa.memset(dst, y)
+        chosen = x.broadcast_to(dst.shape) if isinstance(x, NkiTensor) else x
+        isa.tensor_copy_predicated(dst, chosen, condition.broadcast_to(dst.shape))
         return dst
 
 
@@ -246,6 +274,9 @@ max = Reduction("max", maximum, named=True)
 min = Reduction("min", minimum, named=True)
 all = Reduction("all", logical_and)
 mean = Reduction("mean", add, average=True)
+
+
+where = _Where()
 
 
 def negative(x, dtype=None):

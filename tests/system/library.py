@@ -8,7 +8,7 @@ import numpy as np
 from makalu.firmware.kernels import attention as heads
 from makalu.firmware.kernels import mlp as layers
 from makalu.firmware.kernels import normalization as norms
-from makalu.firmware.kernels import training, vision
+from makalu.firmware.kernels import scan, training, vision
 
 __all__ = ["Call", "calls"]
 
@@ -129,6 +129,25 @@ def calls(machine):
     pooled = lambda rng, dtype: (normal(rng, channels, size, size, dtype=dtype),)  # noqa: E731
     for kernel, reduce in ((vision.max_pool2d, np.max), (vision.average_pool2d, np.mean)):
         yield call(kernel, title, pooled, partial(_pooled, reduce))
+
+    yield call(
+        scan.cumsum, f"{rows} x {columns}",
+        lambda rng, dtype: (normal(rng, rows, columns, dtype=dtype),), scan.cumsum_reference,
+    )  # fmt: skip
+    states = 16 if large else 4
+
+    def sequence(rng, dtype):
+        return (
+            np.abs(normal(rng, rows, columns, dtype=dtype, scale=0.1)),
+            normal(rng, rows, columns, dtype=dtype),
+            -np.abs(normal(rng, rows, states, dtype=dtype)),
+            *(normal(rng, states, columns, dtype=dtype) for _ in range(2)),
+        )
+
+    yield call(
+        scan.selective_scan, f"{rows} x {columns}, state {states}", sequence,
+        scan.selective_scan_reference,
+    )  # fmt: skip
 
     def scored(rng, dtype):
         labels = rng.integers(0, columns, rows).astype(np.int32)
