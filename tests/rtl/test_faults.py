@@ -937,9 +937,9 @@ ACTIVATION = [
     Fault(ANGLE, "the window stands still", " >> (_LAST_EXPONENT - field)[:7]", "", ANGLES),
     Fault(TABLES, "the last entry is missing", "address != last", "address + 1 != last",
           TABLE_TEST),
-    Fault(TABLES, "a table is loaded again", " & ~(valid & (loaded == self.function))", "",
+    Fault(TABLES, "a table is loaded again", "self.load & ~here", "self.load & has_table",
           TABLE_TEST),
-    Fault(TABLES, "functions without a table load one", "self.load & has_table", "self.load",
+    Fault(TABLES, "functions without a table load one", "~has_table | (valid", "(valid",
           TABLE_TEST),
     Fault(TABLES, "not busy with the last entry", "begin | reading | arriving", "begin | reading",
           TABLE_TEST),
@@ -973,7 +973,47 @@ ACTIVATION = [
           ACT_LANE_TEST),
 ]  # fmt: skip
 
-FAULTS = [*LIB, *ARITH, *MEMORY, *CONTROLS, *ENGINES, *COMPUTE, *ACTIVATION, *WIRING]
+SCALAR = "engines.scalar:ScalarEngine."
+SCALAR_TEST = "engines/test_scalar.py::test_"
+SCALARS = SCALAR_TEST + "random_instructions"
+
+SCALAR_ENGINE = [
+    Fault(SCALAR + "_tables", "nobody waits for a table", "~(seen & tables.held)", "~seen",
+          SCALARS),
+    Fault(SCALAR + "_tables", "a table is replaced while it is read", " & ~reading.any()", "",
+          SCALARS),
+    Fault(SCALAR + "_tables", "the last element's table is let go too early",
+          "reading.eq(_TABLE_DONE)", "reading.eq(_TABLE_DONE - 2)", SCALARS),
+    Fault(SCALAR + "_controls", "scalars have the source's format",
+          "Mux(is_scalar, FP32.code, steer.src_dtype)", "steer.src_dtype", SCALARS),
+    Fault(SCALAR + "_controls", "scalars come from PSUM", " & ~is_scalar", "", SCALARS),
+    Fault(SCALAR + "_controls", "the bias is the scale", "element.scalars[1]",
+          "element.scalars[0]", SCALARS),
+    Fault(SCALAR + "_controls", "quadrants are not shifted",
+          "quadrant(word.dst) - quadrant(word.src)", "0", SCALARS),
+    Fault(SCALAR + "_controls", "a slope of the instruction before", "steer.alpha.eq(word.alpha)",
+          "steer.alpha.eq(0)", SCALARS),
+    Fault(SCALAR + "elaborate", "DMA starves", "seq.starving.eq(self.starving)",
+          "seq.starving.eq(0)", SCALAR_TEST + "a_starving_dma_beat_gets_gaps"),
+    Fault(SCALAR + "elaborate", "the vector engine is told nothing",
+          "self.upcoming.eq(seq.upcoming)", "self.upcoming.eq(0)",
+          SCALAR_TEST + "the_vector_engine_is_told_of_every_commit"),
+    Fault(SCALAR + "elaborate", "banks of others are not respected",
+          "seq.psum_busy_others.eq(self.psum_busy_others)", "seq.psum_busy_others.eq(0)",
+          SCALAR_TEST + "a_bank_of_another_engine_is_waited_for"),
+]  # fmt: skip
+
+FAULTS = [
+    *LIB,
+    *ARITH,
+    *MEMORY,
+    *CONTROLS,
+    *ENGINES,
+    *COMPUTE,
+    *ACTIVATION,
+    *SCALAR_ENGINE,
+    *WIRING,
+]
 PARTS = ("arith", "control", "engines", "lib", "memory")
 NOTICES = {"AssertionError", "Failed", "TimeoutError"}
 """Exceptions by which a test notices; broken Python would raise others."""
