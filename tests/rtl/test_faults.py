@@ -907,10 +907,11 @@ WIRING = [
     Fault(CORE, "starving not told", "vector.starving.eq(sbuf.starving)", "vector.starving.eq(0)",
           "test_core.py::test_the_vector_engine_leaves_gaps_for_a_load_into_its_bank"),
     Fault(CORE, "banks of the vector engine not told",
-          "tensor.psum_busy_others.eq(vector.psum_busy)", "tensor.psum_busy_others.eq(0)", BANKS),
+          "tensor.psum_busy_others.eq(vector.psum_busy | scalar.psum_busy)",
+          "tensor.psum_busy_others.eq(scalar.psum_busy)", BANKS),
     Fault(CORE, "banks of the tensor engine not told",
-          "vector.psum_busy_others.eq(tensor.psum_busy_pe)", "vector.psum_busy_others.eq(0)",
-          BANKS),
+          "vector.psum_busy_others.eq(tensor.psum_busy_pe | scalar.psum_busy)",
+          "vector.psum_busy_others.eq(scalar.psum_busy)", BANKS),
     Fault(CORE, "work of the tensor engine not told", "control.pe_busy.eq(tensor.busy)",
           "control.pe_busy.eq(0)", COMPLETE + "[tensor]"),
     Fault(CORE, "work of DMA not told", "control.dma_busy[i].eq(engine.busy)",
@@ -937,9 +938,9 @@ ACTIVATION = [
     Fault(ANGLE, "the window stands still", " >> (_LAST_EXPONENT - field)[:7]", "", ANGLES),
     Fault(TABLES, "the last entry is missing", "address != last", "address + 1 != last",
           TABLE_TEST),
-    Fault(TABLES, "a table is loaded again", " & ~(valid & (loaded == self.function))", "",
+    Fault(TABLES, "a table is loaded again", "self.load & ~here", "self.load & has_table",
           TABLE_TEST),
-    Fault(TABLES, "functions without a table load one", "self.load & has_table", "self.load",
+    Fault(TABLES, "functions without a table load one", "~has_table | (valid", "(valid",
           TABLE_TEST),
     Fault(TABLES, "not busy with the last entry", "begin | reading | arriving", "begin | reading",
           TABLE_TEST),
@@ -973,7 +974,47 @@ ACTIVATION = [
           ACT_LANE_TEST),
 ]  # fmt: skip
 
-FAULTS = [*LIB, *ARITH, *MEMORY, *CONTROLS, *ENGINES, *COMPUTE, *ACTIVATION, *WIRING]
+SCALAR = "engines.scalar:ScalarEngine."
+SCALAR_TEST = "engines/test_scalar.py::test_"
+SCALARS = SCALAR_TEST + "random_instructions"
+
+SCALAR_ENGINE = [
+    Fault(SCALAR + "_tables", "nobody waits for a table", "~(seen & tables.held)", "~seen",
+          SCALARS),
+    Fault(SCALAR + "_tables", "a table is replaced while it is read", " & ~reading.any()", "",
+          SCALARS),
+    Fault(SCALAR + "_tables", "the last element's table is let go too early",
+          "reading.eq(_TABLE_DONE)", "reading.eq(_TABLE_DONE - 2)", SCALARS),
+    Fault(SCALAR + "_controls", "scalars have the source's format",
+          "Mux(is_scalar, FP32.code, steer.src_dtype)", "steer.src_dtype", SCALARS),
+    Fault(SCALAR + "_controls", "scalars come from PSUM", " & ~is_scalar", "", SCALARS),
+    Fault(SCALAR + "_controls", "the bias is the scale", "element.scalars[1]",
+          "element.scalars[0]", SCALARS),
+    Fault(SCALAR + "_controls", "quadrants are not shifted",
+          "quadrant(word.dst) - quadrant(word.src)", "0", SCALARS),
+    Fault(SCALAR + "_controls", "a slope of the instruction before", "steer.alpha.eq(word.alpha)",
+          "steer.alpha.eq(0)", SCALARS),
+    Fault(SCALAR + "elaborate", "DMA starves", "seq.starving.eq(self.starving)",
+          "seq.starving.eq(0)", SCALAR_TEST + "a_starving_dma_beat_gets_gaps"),
+    Fault(SCALAR + "elaborate", "the vector engine is told nothing",
+          "self.upcoming.eq(seq.upcoming)", "self.upcoming.eq(0)",
+          SCALAR_TEST + "the_vector_engine_is_told_of_every_commit"),
+    Fault(SCALAR + "elaborate", "banks of others are not respected",
+          "seq.psum_busy_others.eq(self.psum_busy_others)", "seq.psum_busy_others.eq(0)",
+          SCALAR_TEST + "a_bank_of_another_engine_is_waited_for"),
+]  # fmt: skip
+
+FAULTS = [
+    *LIB,
+    *ARITH,
+    *MEMORY,
+    *CONTROLS,
+    *ENGINES,
+    *COMPUTE,
+    *ACTIVATION,
+    *SCALAR_ENGINE,
+    *WIRING,
+]
 PARTS = ("arith", "control", "engines", "lib", "memory")
 NOTICES = {"AssertionError", "Failed", "TimeoutError"}
 """Exceptions by which a test notices; broken Python would raise others."""

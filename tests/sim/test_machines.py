@@ -171,7 +171,7 @@ def test_one_model_serves_every_hbm(monkeypatch, name):
         raise AssertionError("a second model was built")
 
     machines = []
-    for hbm in (HBM, replace(HBM, latency_cycles=300), replace(HBM, size_bytes=1 << 34)):
+    for hbm in (HBM, replace(HBM, latency_cycles=1000), replace(HBM, size_bytes=1 << 34)):
         machines.append(machine := open_machine(name, hbm))
         monkeypatch.setattr(toolchain, "verilate_into", refuse)
         monkeypatch.setattr(native, "compile_netlist", refuse)
@@ -181,7 +181,7 @@ def test_one_model_serves_every_hbm(monkeypatch, name):
         start(machine, PROGRAMS)
         cycles.append(machine.run())
         machine.close()
-    assert cycles[1] - cycles[0] >= 280
+    assert cycles[1] - cycles[0] >= 950
     assert cycles[0] == cycles[2]
 
 
