@@ -6,7 +6,7 @@ from dataclasses import fields as dataclass_fields
 
 __all__ = ["RunReport", "group_counters", "label"]
 
-_ENGINES = {"pe": "pe_busy", "act": "act_busy", "dve": "dve_busy", "dma": "dma_busy"}
+_ENGINES = {engine: f"{engine}_busy" for engine in ("pe", "act", "dve", "pool", "dma")}
 
 _LABELS = {
     "pe_wait_weights": "matmul waits for its weights",
@@ -15,6 +15,7 @@ _LABELS = {
     "pe_wait_sbuf": "weight load waits for SBUF",
     "dve_wait_psum": "DVE waits for a PSUM bank",
     "dve_wait_sbuf": "DVE waits for SBUF",
+    "pool_wait_sbuf": "POOL waits for SBUF",
     "act_wait_psum": "ACT waits for a PSUM bank",
     "act_wait_sbuf": "ACT waits for SBUF",
     "act_wait_table": "ACT waits for its function's table",

@@ -143,6 +143,7 @@ class Core(wiring.Component):
             scalar.starving.eq(sbuf.starving),
             gpsimd.starving.eq(sbuf.starving),
             vector.hold.eq(gpsimd.vector_hold),
+            gpsimd.vector_wants.eq(vector.wants),
             gpsimd.vector_start.eq(vector.start),
             gpsimd.vector_running.eq(vector.running),
             # Both read PSUM, each another bank; of two that start together the vector engine does.

@@ -18,7 +18,7 @@ class IntegerAlu(wiring.Component):
     Members
     -------
     op : :py:`In(AluOp)`
-    signed : :py:`In(1)`
+    is_signed : :py:`In(1)`
         The operands are int32, not uint32.
     a, b : :py:`In(32)`
     result : :py:`Out(32)`
@@ -42,7 +42,7 @@ class IntegerAlu(wiring.Component):
         super().__init__(
             {
                 "op": In(len(C(max(AluOp)))),
-                "signed": In(1),
+                "is_signed": In(1),
                 "a": In(32),
                 "b": In(32),
                 "result": Out(32),
@@ -61,12 +61,12 @@ class IntegerAlu(wiring.Component):
         magnitude = (self.op == AluOp.ABS_MAX) | (self.op == AluOp.ABS_MIN)
 
         def strip(value):
-            negative = magnitude & self.signed & value[31]
+            negative = magnitude & self.is_signed & value[31]
             return Mux(negative, -value, value)[:32]
 
         a, b = register("a_1", strip(self.a)), register("b_1", strip(self.b))
         op_1 = register("op_1", self.op)
-        signed_1 = register("signed_1", self.signed & ~magnitude)
+        signed_1 = register("signed_1", self.is_signed & ~magnitude)
 
         # Cycle 2: what needs the whole words. The signs turn an order of int32 into one of uint32.
         low = register("low", a[:16] * b[:16])

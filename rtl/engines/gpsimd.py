@@ -53,9 +53,9 @@ CONTROLS = {
     "converts": (1, _FIRST), "size0": (2, _FIRST), "signed0": (1, _FIRST),
     "size1": (2, _FIRST), "signed1": (1, _FIRST), "pair": (1, _FIRST),
     "op0": (_OP, _FIRST), "reverse0": (1, _FIRST), "number0": (32, _FIRST),
-    "own0": (1, _FIRST), "load0": (1, _FIRST), "signed": (1, _FIRST),
+    "own0": (1, _FIRST), "load0": (1, _FIRST), "is_signed": (1, _FIRST),
     "op1": (_OP, _SECOND), "reverse1": (1, _SECOND), "number1": (32, _SECOND),
-    "own1": (1, _SECOND), "load1": (1, _SECOND), "signed_late": (1, _SECOND),
+    "own1": (1, _SECOND), "load1": (1, _SECOND), "is_signed_late": (1, _SECOND),
     "selects": (1, _CAST_OUT), "value": (32, _CAST_OUT),
     "dst_dtype": (4, _CAST_OUT), "saturate": (1, _CAST_OUT),
     "raw_bits": (1, LANE_CYCLES - 1),
@@ -81,12 +81,12 @@ class GpSimdLane(wiring.Component):
         Cycle 0: the affine function in the first partition; whether it is the element.
     dtype, compare
         Cycle 1: format of the first source; comparison of the function with 0.
-    converts, size0, signed0, size1, signed1, pair, op0, reverse0, number0, own0, load0, signed
+    converts, size0, signed0, size1, signed1, pair, op0, reverse0, number0, own0, load0, is_signed
         Cycle ``1 + CAST_IN_CYCLES``, operands of the first operation: the first source as binary32
         (``converts``) or extended from so many bytes (log2), by its sign or by zeros; and the
         second source (``pair``), the partition's scalar (``own0``) or ``number0``. ``load0``: the
         first source is the partition's scalar.
-    op1, reverse1, number1, own1, load1, signed_late
+    op1, reverse1, number1, own1, load1, is_signed_late
         ``INTEGER_ALU_CYCLES`` later, for the second operation. ``load1``: the second source is the
         partition's scalar.
     selects, value, dst_dtype, saturate
@@ -166,7 +166,7 @@ class GpSimdLane(wiring.Component):
             m.submodules[name] = alu
             m.d.comb += [
                 alu.op.eq(op),
-                alu.signed.eq(is_signed),
+                alu.is_signed.eq(is_signed),
                 alu.a.eq(Mux(reverse, other, value)),
                 alu.b.eq(Mux(reverse, value, other)),
             ]
@@ -182,8 +182,8 @@ class GpSimdLane(wiring.Component):
         with m.If(self.load1):
             m.d.sync += scalar1.eq(late1)
         other1 = Mux(self.own1, scalar1, self.number1)
-        between = operation("alu0", self.op0, self.signed, x, other0, self.reverse0)
-        result = operation("alu1", self.op1, self.signed_late, between, other1, self.reverse1)
+        between = operation("alu0", self.op0, self.is_signed, x, other0, self.reverse0)
+        result = operation("alu1", self.op1, self.is_signed_late, between, other1, self.reverse1)
 
         keeps = Delay(m, holds, "holds", since=2)[_CAST_OUT] | ~self.selects
         m.submodules.cast_out = cast_out = CastOut()
@@ -219,10 +219,11 @@ class GpSimdEngine(wiring.Component):
     Instructions run in order, one element per partition and cycle; the reads of one overlap the
     writes of the one before. Hazards and DMA are as with the :class:`~.vector.VectorEngine`.
 
-    **Ports.** This and the vector engine share that engine's ports, and take turns where both have
-    an instruction: the other one begins in the second cycle after the last element was read.
+    **Ports.** This and the vector engine share that engine's ports. Where both have an instruction
+    that can begin they take turns, one instruction each, and an element of the other engine is read
+    in the second cycle after the last one; where one has none the other goes on without a pause.
     Elements take the same time from read to write in both, so that their writes do not meet. An
-    instruction of the vector engine that waits for PSUM holds nobody up.
+    instruction that waits for PSUM, or for its engine's updates to be taken, holds nobody up.
 
     Parameters
     ----------
@@ -234,8 +235,8 @@ class GpSimdEngine(wiring.Component):
     vector_read : :py:`In(SbufVectorReadPort).array(2)`
     vector_write : :py:`In(SbufVectorWritePort)`
         What the vector engine wants of the state buffer.
-    vector_running, vector_start : :py:`In(1)`
-        It reads elements, or begins to.
+    vector_wants, vector_start, vector_running : :py:`In(1)`
+        Its state.
     vector_hold : :py:`Out(1)`
         It may not begin an instruction.
     sbuf_read : :py:`Out(SbufVectorReadPort).array(2)`
@@ -264,8 +265,9 @@ class GpSimdEngine(wiring.Component):
                 "instructions": In(stream.Signature(Issue)),
                 "vector_read": In(SbufVectorReadPort(config)).array(2),
                 "vector_write": In(SbufVectorWritePort(config)),
-                "vector_running": In(1),
+                "vector_wants": In(1),
                 "vector_start": In(1),
+                "vector_running": In(1),
                 "vector_hold": Out(1),
                 "sbuf_read": Out(SbufVectorReadPort(config)).array(2),
                 "sbuf_write": Out(SbufVectorWritePort(config)),
@@ -320,9 +322,12 @@ class GpSimdEngine(wiring.Component):
             m.d.sync += vector_last.eq(1)
         with m.Elif(seq.start):
             m.d.sync += vector_last.eq(0)
+        # While this engine runs it was the last to begin; of two that want, the other one is next.
         m.d.comb += [
-            self.vector_hold.eq(seq.running | (seq.pending & vector_last)),
-            seq.hold.eq(self.vector_running | self.vector_start),
+            self.vector_hold.eq(seq.running | (seq.wants & vector_last)),
+            seq.hold.eq(
+                self.vector_running | self.vector_start | (seq.running & self.vector_wants)
+            ),
         ]
         for i, (port, theirs) in enumerate(zip(self.sbuf_read, self.vector_read, strict=True)):
             for name in ("valid", "new", "word", "offset"):
@@ -365,7 +370,7 @@ class GpSimdEngine(wiring.Component):
         names = {
             name: width
             for name, (width, _) in CONTROLS.items()
-            if name not in ("affine", "load0", "load1", "writes", "signed_late")
+            if name not in ("affine", "load0", "load1", "writes", "is_signed_late")
         }
         steer = Signal(data.StructLayout(names), reset_less=True)
         with m.If(seq.start):
@@ -388,7 +393,7 @@ class GpSimdEngine(wiring.Component):
                 steer.size1.eq(size_log2(m, pair.src1.dtype, "size1")),
                 steer.signed0.eq(is_signed(pair.src0.dtype)),
                 steer.signed1.eq(is_signed(pair.src1.dtype)),
-                steer.signed.eq(is_signed(pair.src0.dtype)),
+                steer.is_signed.eq(is_signed(pair.src0.dtype)),
                 steer.pair.eq(0),
                 *(steer[f"{name}{i}"].eq(0) for name in ("op", "reverse", "own") for i in range(2)),
                 steer.number0.eq(chain.scalar0),
@@ -436,7 +441,7 @@ class GpSimdEngine(wiring.Component):
             "affine": walker.address,
             "load0": element.scalars[0],
             "load1": element.scalars[1],
-            "signed_late": steer.signed,
+            "is_signed_late": steer.is_signed,
         }
         controls = {
             name: Delay(m, now[name], name)[SBUF_READ_CYCLES + CONTROLS[name][1]] for name in now

@@ -223,6 +223,8 @@ class Sequencer(wiring.Component):
         The pending instruction may not start yet.
     pending : :py:`Out(1)`, ``word`` : :py:`Out(WORD_BITS)`
         The instruction that is next.
+    wants : :py:`Out(1)`
+        It could start if nothing else ran and ``hold`` were 0.
     start : :py:`Out(1)`
         It starts. In the next cycle ``element`` may belong to it.
     running : :py:`Out(1)`
@@ -270,6 +272,7 @@ class Sequencer(wiring.Component):
                 "hold": In(1),
                 "pending": Out(1),
                 "word": Out(WORD_BITS),
+                "wants": Out(1),
                 "start": Out(1),
                 "running": Out(1),
                 "element": Out(Element),
@@ -483,12 +486,12 @@ class Sequencer(wiring.Component):
         ]
 
         reads_psum = in_psum.any()
-        can_start, blocked = Signal(), Signal()
+        is_ready, can_start, blocked = Signal(), Signal(), Signal()
         m.d.comb += [
-            can_start.eq(
-                pending & (~reads_psum | (prepared == 2)) & (~running | finishing) & updates.i.ready
-            ),
+            is_ready.eq(pending & (~reads_psum | (prepared == 2)) & updates.i.ready),
+            can_start.eq(is_ready & (~running | finishing)),
             blocked.eq(reads_psum & (banks & self.psum_busy_others).any()),
+            self.wants.eq(is_ready & ~blocked),
             start.eq(can_start & ~blocked & ~self.hold),
             self.psum_claim.eq(Mux(start & reads_psum, banks, 0)),
         ]

@@ -327,8 +327,9 @@ class VectorEngine(wiring.Component):
         Banks of SBUF to which what is read in this cycle must not be written.
     hold : :py:`In(1)`
         No instruction may begin: another engine uses the ports on SBUF.
-    start, running : :py:`Out(1)`
-        An instruction begins; elements are still to be read.
+    wants, start, running : :py:`Out(1)`
+        An instruction could begin but for ``hold`` and the one before; one begins; elements are
+        still to be read.
     update : :py:`Out(stream.Signature(Update))`
         Not offered for an instruction without one.
     busy : :py:`Out(1)`
@@ -368,6 +369,7 @@ class VectorEngine(wiring.Component):
                 "starving": In(2),
                 "occupied": In(2),
                 "hold": In(1),
+                "wants": Out(1),
                 "start": Out(1),
                 "running": Out(1),
                 "update": Out(stream.Signature(Update)),
@@ -393,6 +395,7 @@ class VectorEngine(wiring.Component):
             seq.starving.eq(self.starving),
             seq.occupied.eq(self.occupied),
             seq.hold.eq(self.hold),
+            self.wants.eq(seq.wants),
             self.start.eq(seq.start),
             self.running.eq(seq.running),
             seq.psum_busy_others.eq(self.psum_busy_others),

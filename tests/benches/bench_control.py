@@ -15,6 +15,7 @@ from makalu.rtl.arch.isa import (
     ErrorCode,
     EventSemaphore,
     Function,
+    Iota,
     LoadStationary,
     Memset,
     Update,
@@ -44,6 +45,10 @@ def activate(bias=0, **keywords):
     return Activation(dst=SBUF, src=SBUF, function=Function.TANH, bias=bias, **keywords)
 
 
+def iota(offset=0, **keywords):
+    return Iota(dst=SBUF, offset=offset, **keywords)
+
+
 def event(engine, **keywords):
     return EventSemaphore(engine=engine, **keywords)
 
@@ -60,18 +65,19 @@ class Bench:
         self.rng = generator(name)
         self.memory = bytearray(1 << 16)
         self.programs = {}
-        self.issued = {"pe": [], "act": [], "dve": [], "dma": []}
+        self.issued = {"pe": [], "act": [], "dve": [], "pool": [], "dma": []}
 
     async def start(self):
         dut = self.dut
         zero = {
             name: 0
             for name in (
-                "pe__ready", "act__ready", "dve__ready", "dma_jobs__0__ready",
+                "pe__ready", "act__ready", "dve__ready", "pool__ready", "dma_jobs__0__ready",
                 "pe_update__valid", "pe_update__payload", "act_update__valid",
                 "act_update__payload", "dve_update__valid", "dve_update__payload",
-                "dma_update__0__valid", "dma_update__0__payload", "dma_error__0", "pe_busy",
-                "act_busy", "dve_busy", "dma_busy", "pe_events", "act_events", "dve_events",
+                "pool_update__valid", "pool_update__payload", "dma_update__0__valid",
+                "dma_update__0__payload", "dma_error__0", "pe_busy", "act_busy", "dve_busy",
+                "pool_busy", "dma_busy", "pe_events", "act_events", "dve_events", "pool_events",
                 "sbuf_events", "dma_events",
             )
         }  # fmt: skip
@@ -91,7 +97,7 @@ class Bench:
         self.engines = [
             *(
                 cocotb.start_soon(self._engine(name, name, f"{name}_update", f"{name}_busy"))
-                for name in ("pe", "act", "dve")
+                for name in ("pe", "act", "dve", "pool")
             ),
             cocotb.start_soon(self._engine("dma", "dma_jobs__0", "dma_update__0", "dma_busy")),
         ]
@@ -201,7 +207,10 @@ async def every_queue(dut, pause):
         waits = [Wait(1, WaitMode.GE, 2 * i)]
         act.append(event(Engine.ACT, waits=waits, update=add(4)))
         act.append(activate(i, update=add(6, 3)))
-    pool = [event(Engine.POOL, update=add(5, 7)) for _ in range(9)]
+    pool = []
+    for i in range(9):
+        pool.append(event(Engine.POOL, update=add(5, 7)))
+        pool.append(iota(i, update=add(7, 2)))
     for engine, program in zip(
         (Engine.PE, Engine.DVE, Engine.SP, Engine.ACT, Engine.POOL),
         (pe, dve, sp, act, pool), strict=True,
@@ -210,6 +219,7 @@ async def every_queue(dut, pause):
     assert await bench.execute() == 2
     for name, engine, program in (
         ("pe", Engine.PE, pe), ("act", Engine.ACT, act), ("dve", Engine.DVE, dve),
+        ("pool", Engine.POOL, pool),
     ):  # fmt: skip
         want = [
             (bench.base(engine) + 128 * i, int.from_bytes(word.encode(), "little"))
@@ -218,7 +228,7 @@ async def every_queue(dut, pause):
         ]
         assert bench.issued[name] == want
     assert bench.issued["dma"] == [(128 * i, i) for i in range(9)]
-    assert await bench.semaphores() == [0, 18, sum(range(18)), 9, 9, 63, 27, 0]
+    assert await bench.semaphores() == [0, 18, sum(range(18)), 9, 9, 63, 27, 18]
     assert await bench.read(counter_address("queue_pe_issued")) == 18
 
 
@@ -304,7 +314,7 @@ async def test_semaphores_from_all_sides_at_once(dut):
     bench.program(Engine.PE, storm(lambda u: load(update=u), 20))
     bench.program(Engine.DVE, storm(lambda u: memset(update=u), 20))
     bench.program(Engine.ACT, storm(lambda u: activate(update=u), 20))
-    bench.program(Engine.POOL, storm(lambda u: event(Engine.POOL, update=u), 20))
+    bench.program(Engine.POOL, storm(lambda u: iota(update=u), 20))
     bench.program(
         Engine.SP,
         storm(lambda u: DmaStart(engine=Engine.SP, table=0, engines_used=1, count=1, update=u), 8),

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from makalu.rtl.arch import formats, isa
 from makalu.rtl.arch.config import SBUF_WINDOW, WINDOW_LOG2
-from makalu.rtl.arch.isa import AluOp, Engine, Function, Half, UpdateMode, WaitMode
+from makalu.rtl.arch.isa import AluOp, Compare, Engine, Function, Half, UpdateMode, WaitMode
 
 
 class Deadlock(AssertionError):
@@ -111,7 +111,8 @@ class Machine:
         self.weights = self.shadow = None
         self.loading = None
         self.pe = []  # in flight: [instruction, data or None, weights]
-        self.simple = {Engine.DVE: [], Engine.ACT: []}  # in flight: [instruction, data or None]
+        # In flight: [instruction, data or None]
+        self.simple = {engine: [] for engine in (Engine.DVE, Engine.ACT, Engine.POOL)}
         self.dma = {}  # (engine, queue) -> [[job, descriptor, data or None], ...]
         agents = [
             *((self._issue, q) for q in self.queues),
@@ -237,7 +238,7 @@ class Machine:
                             )
                         )  # fmt: skip
                 shape = ins.dst.num_partitions, ins.dst.elements
-                entry[1] = compute(type(ins), ins.dst.dtype, shape, sources, fields)
+                entry[1] = compute(type(ins), ins.dst, shape, sources, fields)
                 return True
         return False
 
@@ -287,22 +288,42 @@ _ALU = {
     AluOp.BYPASS: lambda a, b: a, AluOp.ADD: np.add, AluOp.SUBTRACT: np.subtract,
     AluOp.MULTIPLY: np.multiply, AluOp.MAX: np.maximum, AluOp.MIN: np.minimum,
 }  # fmt: skip
+_COMPARE = {
+    Compare.EQUAL: np.equal, Compare.NOT_EQUAL: np.not_equal, Compare.LESS: np.less,
+    Compare.GREATER_EQUAL: np.greater_equal, Compare.GREATER: np.greater,
+    Compare.LESS_EQUAL: np.less_equal,
+}  # fmt: skip
 _FUNCTIONS = {
     Function.COPY: lambda x: x, Function.ABS: np.abs, Function.RELU: lambda x: np.maximum(x, 0),
 }  # fmt: skip
 
 
-def compute(cls, dtype, shape, sources, fields):
-    """Codes that an instruction of the vector or scalar engine writes.
+def places(dims, partitions, fields):
+    """The affine function of the GpSimd engine, ``[partitions, elements]``."""
+
+    def number(name):
+        return int(np.uint32(fields[name]).view(np.int32))
+
+    at = np.array([number("offset")])
+    for i, (_, count) in enumerate(dims):
+        at = (np.arange(count)[:, None] * number(f"step{i}") + at).reshape(-1)
+    return np.arange(partitions)[:, None] * number("channel_multiplier") + at
+
+
+def compute(cls, dst, shape, sources, fields):
+    """Codes that an instruction of the vector, scalar or GpSimd engine writes.
 
     ``sources`` are (format, codes), ``fields`` numbers by name; where a pointer flag is set an
     array with a number for each partition.
     """
+    dtype = dst.dtype
     if cls is isa.Memset:
         raw = np.frombuffer(fields["value"].to_bytes(4, "little")[: dtype.bytes], dtype.dtype)
         return np.broadcast_to(raw, shape)
     if cls is isa.TensorCopy and sources[0][0] is dtype:
         return sources[0][1]
+    if cls is isa.Iota:
+        return dtype.encode(places(dst.dims, shape[0], fields).astype(np.float64))
     x, *others = (fmt.decode(codes) for fmt, codes in sources)
 
     def number(name):
@@ -310,6 +331,12 @@ def compute(cls, dtype, shape, sources, fields):
         if isinstance(value, np.ndarray):
             return value.astype(np.float64)
         return float(np.uint32(value).view(np.float32))
+
+    def whole(name):
+        value = fields[name]
+        if isinstance(value, np.ndarray):
+            return value.view(np.int32).astype(np.int64)
+        return int(np.uint32(value).view(np.int32))
 
     def step(op, a, b, reverse):
         return _ALU[AluOp(op)](b, a) if reverse else _ALU[AluOp(op)](a, b)
@@ -328,6 +355,17 @@ def compute(cls, dtype, shape, sources, fields):
         x = -x if fields["negate"] else x
     elif cls is isa.Activation:
         x = _FUNCTIONS[Function(fields["function"])](x * number("scale") + number("bias"))
+    elif cls is isa.AffineSelect:
+        holds = _COMPARE[fields["compare"]](places(dst.dims, shape[0], fields), 0)
+        x = np.where(holds, x, number("value"))
+    elif cls in (isa.IntegerTensorTensor, isa.IntegerTensorScalar):
+        x = x.astype(np.int64)
+        if cls is isa.IntegerTensorTensor:
+            x = step(fields["op"], x, others[0].astype(np.int64), False)
+        else:
+            x = step(fields["op0"], x, whole("scalar0"), fields["reverse0"])
+            x = step(fields["op1"], x, whole("scalar1"), fields["reverse1"])
+        return x.astype(dtype.dtype)
     else:
         assert cls is isa.TensorCopy, cls
     with np.errstate(all="ignore"):

@@ -85,7 +85,7 @@ class Eager:
                 if isinstance(value, Access):
                     fields[name] = self.read(value)
             shape = op.dst.count, op.dst.elements
-            self.write(op.dst, self.compute(op.kind, op.dst.dtype, shape, sources, fields))
+            self.write(op.dst, self.compute(op.kind, op.dst, shape, sources, fields))
 
 
 def random_kernel(seed, config=TINY, operations=40):
@@ -135,7 +135,7 @@ def random_kernel(seed, config=TINY, operations=40):
             pick = tiles[int(rng.integers(len(tiles)))]
             total = sums[int(rng.integers(len(sums)))]
             (p0, p1), (f0, f1) = partitions(), span(width)
-            kind = int(rng.integers(15))
+            kind = int(rng.integers(18))
             part = pick[p0:p1, f0:f1]
             column, source = int(rng.integers(width)), tiles[int(rng.integers(len(tiles)))]
             other, scalar = source[p0:p1, f0:f1], source[p0:p1, column : column + 1]
@@ -178,6 +178,25 @@ def random_kernel(seed, config=TINY, operations=40):
                 nisa.activation(part, function, other, bias=scalar if rng.integers(2) else 1)
                 if source is not pick:
                     nisa.tensor_reduce(scalar, nl.maximum, part, 1, negate=True)
+            elif kind == 14:
+                pattern, lead = [[int(rng.integers(-2, 3)), f1 - f0]], int(rng.integers(-4, 5))
+                multiplier = int(rng.integers(-1, 2))
+                if rng.integers(3):
+                    chosen = (nl.greater_equal, nl.equal, nl.less)[int(rng.integers(3))]
+                    nisa.affine_select(part, pattern, lead, multiplier, other, 2, chosen)
+                else:
+                    nisa.iota(part, pattern, lead, multiplier)
+            elif kind == 15:
+                # The bits of positive numbers are ordered as the numbers are.
+                nisa.tensor_tensor(
+                    *(view.view(nl.int32) for view in (part, part, other)),
+                    (nl.maximum, nl.minimum)[int(rng.integers(2))], nisa.engine.gpsimd,
+                )  # fmt: skip
+            elif kind == 16:
+                nisa.tensor_scalar(
+                    part.view(nl.int32), other.view(nl.int32), nl.minimum, scalar.view(nl.int32),
+                    op1=nl.maximum, operand1=0, engine=nisa.engine.gpsimd,
+                )  # fmt: skip
             else:
                 n0, n1 = span(bank)
                 m0, m1 = span(rows)

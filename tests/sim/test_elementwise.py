@@ -1,4 +1,4 @@
-"""Arithmetic of the vector engine against integers: every operation, cast, reduction, instruction.
+"""Arithmetic of the engines against integers: every operation, cast, reduction, instruction.
 
 The witness knows a finite number as an integer times a power of two, and rounds it by division.
 """
@@ -14,8 +14,12 @@ from makalu.rtl.arch.config import SMALL, TINY
 from makalu.rtl.arch.formats import FORMATS, FP32, TF32
 from makalu.rtl.arch.isa import (
     AccessPattern,
+    AffineSelect,
     AluOp,
-    Engine,
+    Compare,
+    IntegerTensorScalar,
+    IntegerTensorTensor,
+    Iota,
     ReduceOp,
     ScalarTensorTensor,
     Space,
@@ -25,7 +29,7 @@ from makalu.rtl.arch.isa import (
     Update,
     UpdateMode,
 )
-from makalu.sim.elementwise import operate, reduce_rows
+from makalu.sim.elementwise import compare_with_zero, operate, operate_integers, reduce_rows
 from makalu.sim.golden import GoldenCore, cast_in, cast_out
 
 INFINITY, SIGN, NAN = 0x7F800000, 0x80000000, 0x7FC00000
@@ -249,6 +253,77 @@ def test_the_documented_cases():
         assert witness(op, a, b) == operate(op, a, b) == expected, (op, a, b)
 
 
+# Integers -----------------------------------------------------------------------------------------
+
+
+def int32(value):
+    value %= 1 << 32
+    return value - (1 << 32) if value >= SIGN else value
+
+
+def integer_witness(op, a, b, signed):
+    """``a op b`` in integers of 0 to 2**32 - 1, which are int32 if ``signed``."""
+    op = AluOp(op)
+    if op == AluOp.BYPASS:
+        return a
+    x, y = (int32(a), int32(b)) if signed else (a, b)
+    if op in ON_BITS and op != AluOp.RIGHT_SHIFT:
+        return ON_BITS[op](a, b)
+    known = {
+        AluOp.RIGHT_SHIFT: lambda: x // 2 ** min(b, 32),
+        AluOp.ADD: lambda: x + y, AluOp.SUBTRACT: lambda: x - y, AluOp.MULTIPLY: lambda: x * y,
+        AluOp.MAX: lambda: max(x, y), AluOp.MIN: lambda: min(x, y),
+        AluOp.ABS_MAX: lambda: max(abs(x), abs(y)), AluOp.ABS_MIN: lambda: min(abs(x), abs(y)),
+        AluOp.EQUAL: lambda: x == y, AluOp.NOT_EQUAL: lambda: x != y,
+        AluOp.GREATER_EQUAL: lambda: x >= y, AluOp.GREATER: lambda: x > y,
+        AluOp.LESS_EQUAL: lambda: x <= y, AluOp.LESS: lambda: x < y,
+        AluOp.LOGICAL_AND: lambda: bool(x and y), AluOp.LOGICAL_OR: lambda: bool(x or y),
+        AluOp.LOGICAL_XOR: lambda: bool(x) != bool(y),
+    }  # fmt: skip
+    return int(known[op]()) % (1 << 32)
+
+
+WHOLE = [
+    0, 1, 2, 5, 31, 32, 33, 63, 64, 127, 128, 255, 0x7FFF, 0x8000, 0xFFFF, 0x10000, 0x10001,
+    0x55555555, SIGN - 1, SIGN, SIGN + 1, 0xFFFF0000, 0xFFFFFFFE, 0xFFFFFFFF,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("signed", [False, True], ids=["uint32", "int32"])
+@pytest.mark.parametrize("op", AluOp, ids=lambda op: op.name)
+def test_every_operation_on_integers_is_exact(op, signed, rng):
+    pairs = list(itertools.product(WHOLE, WHOLE))
+    pairs += rng.integers(0, 1 << 32, (1000, 2)).tolist()
+    pairs += [(a, b % 40) for a, b in rng.integers(0, 1 << 32, (200, 2)).tolist()]
+    a, b = u32(pairs).T
+    got = operate_integers(op, a, b, signed=signed)
+    assert got.dtype == np.uint32
+    for (x, y), g in zip(pairs, got.tolist(), strict=True):
+        assert g == integer_witness(op, x, y, signed), f"{x:#x} {op.name} {y:#x}"
+
+
+def test_the_documented_cases_of_integers():
+    cases = [
+        (AluOp.ADD, 0xFFFFFFFF, 2, 1, 1), (AluOp.MULTIPLY, 0x10001, 0x10000, 0x10000, 0x10000),
+        (AluOp.MAX, SIGN, 1, 1, SIGN), (AluOp.ABS_MAX, SIGN, 1, SIGN, SIGN),
+        (AluOp.ABS_MIN, 0xFFFFFFFF, 2, 1, 2), (AluOp.RIGHT_SHIFT, SIGN, 31, 0xFFFFFFFF, 1),
+        (AluOp.RIGHT_SHIFT, SIGN, 99, 0xFFFFFFFF, 0), (AluOp.LEFT_SHIFT, 1, 32, 0, 0),
+        (AluOp.LESS, SIGN, 0, 1, 0), (AluOp.LOGICAL_AND, 2, 1, 1, 1),
+        (AluOp.BITWISE_NOT, 0, 9, 0xFFFFFFFF, 0xFFFFFFFF),
+    ]  # fmt: skip
+    for op, a, b, of_signed, of_unsigned in cases:
+        for signed, want in ((True, of_signed), (False, of_unsigned)):
+            assert operate_integers(op, a, b, signed=signed) == want, (op, a, b, signed)
+            assert integer_witness(op, a, b, signed) == want, (op, a, b, signed)
+
+
+@pytest.mark.parametrize("compare", Compare, ids=lambda c: c.name)
+def test_integers_are_compared_with_zero(compare):
+    values = [-(1 << 31), -1, 0, 1, (1 << 31) - 1]
+    want = [bool(integer_witness(AluOp(compare), v % (1 << 32), 0, True)) for v in values]
+    assert compare_with_zero(compare, np.array(values, np.int32)).tolist() == want
+
+
 # Reductions ---------------------------------------------------------------------------------------
 
 
@@ -359,6 +434,61 @@ class Memories:
             row[at : at + ap.dtype.bytes] = list(code.to_bytes(ap.dtype.bytes, "little"))
 
 
+def places(i, partition):
+    """The affine function in a partition, element by element, as int32."""
+    counts = [count for _, count in i.dst.dims]
+    for outer_first in itertools.product(*(range(n) for n in reversed(counts))):
+        value = int32(i.offset) + partition * int32(i.channel_multiplier)
+        for k, index in enumerate(reversed(outer_first)):
+            value += int32(i.values[f"step{k}"]) * index
+        yield int32(value)
+
+
+def widened(code, fmt):
+    """An integer's code as 32 bits, by its sign if it has one."""
+    negative = fmt.signed and code >> fmt.bits - 1
+    return code + (1 << 32) - (1 << fmt.bits) if negative else code
+
+
+def execute_gpsimd(memories, i, scalar):
+    """The same for the instructions of the GpSimd engine."""
+    fmt = i.dst.dtype
+    for p in range(i.dst.num_partitions):
+        if isinstance(i, Iota):
+            bits_kept = fmt in (formats.INT32, formats.UINT32)
+            out = [
+                value % (1 << 32) if bits_kept
+                else witness_out(binary32(value, 0, ZERO), fmt, i.saturate)
+                for value in places(i, p)
+            ]  # fmt: skip
+        elif isinstance(i, AffineSelect):
+            out = [
+                (code if i.src.dtype is fmt
+                 else witness_out(witness_in(code, i.src.dtype), fmt, i.saturate))
+                if integer_witness(AluOp(i.compare), value % (1 << 32), 0, True)
+                else witness_out(i.value, fmt, i.saturate)
+                for code, value in zip(memories.read(i.src, p), places(i, p), strict=True)
+            ]  # fmt: skip
+        else:
+            first = i.values.get("src0", i.values.get("src"))
+            signed = first.dtype.signed
+            elements = [widened(code, first.dtype) for code in memories.read(first, p)]
+            if isinstance(i, IntegerTensorTensor):
+                second = [widened(code, i.src1.dtype) for code in memories.read(i.src1, p)]
+                pairs = zip(elements, second, strict=True)
+                elements = [integer_witness(i.op, a, b, signed) for a, b in pairs]
+            else:
+                for n in range(2):
+                    other = scalar(f"scalar{n}", p)
+                    pairs = [
+                        (other, a) if i.values[f"reverse{n}"] else (a, other) for a in elements
+                    ]
+                    op = i.values[f"op{n}"]
+                    elements = [integer_witness(op, a, b, signed) for a, b in pairs]
+            out = [value % (1 << fmt.bits) for value in elements]
+        memories.write(i.dst, p, out)
+
+
 def execute(memories, i):
     """What an instruction does, element by element."""
     ops = [AluOp(i.values[name]) for name in ("op", "op0", "op1") if name in i.values]
@@ -375,6 +505,10 @@ def execute(memories, i):
             return value
         row = memories.bytes[Space.SBUF][first.start_partition + p].tobytes()
         return int.from_bytes(row[value : value + 4], "little")
+
+    if isinstance(i, Iota | AffineSelect | IntegerTensorTensor | IntegerTensorScalar):
+        execute_gpsimd(memories, i, scalar)
+        return
 
     def apply(op, left, right, reverse):
         if not isinstance(right, list):
@@ -434,6 +568,8 @@ def random_instruction(cls, rng):
             values[name] = 1024 + 4 * int(rng.integers(0, 128))
         elif item.width == 32:
             values[name] = int(rng.choice(BITS))
+            if name.startswith(("offset", "channel", "step")) and rng.random() < 0.8:
+                values[name] = int(rng.integers(-3, 4)) % (1 << 32)
         else:
             values[name] = int(rng.integers(0, 1 << item.width))
     result = counts
@@ -442,15 +578,23 @@ def random_instruction(cls, rng):
         result = counts[values["inner"] + 1 :]
     in_psum = int(rng.integers(0, 3))
     for number, name in enumerate(n for n, operand, _ in cls.operands if not operand.writes):
+        operand = next(operand for found, operand, _ in cls.operands if found == name)
+        in_psum = in_psum if Space.PSUM in operand.spaces else -1
         space = Space.PSUM if number == in_psum else Space.SBUF
-        fmt = rng.choice([f for f in FORMATS if space == Space.SBUF or f.bytes == 4])
+        fmt = rng.choice([f for f in operand.formats if space == Space.SBUF or f.bytes == 4])
         shape = counts if rng.random() < 0.5 or cls is TensorReduce else counts[::-1]
         values[name] = pattern(
             rng, fmt, space, partitions, shape, start=start,
             base=512 * number if space == Space.SBUF else 0,
         )  # fmt: skip
     values["dst"] = pattern(
-        rng, rng.choice(FORMATS), Space.SBUF, partitions, result, base=1536, start=start
+        rng,
+        rng.choice(cls.operands[0][1].formats),
+        Space.SBUF,
+        partitions,
+        result,
+        base=1536,
+        start=start,
     )
     return cls(**values)
 
@@ -471,10 +615,13 @@ def fill(core, rng):
 
 def run(core, instruction):
     core.hbm[:128] = np.frombuffer(instruction.encode(), np.uint8)
-    return core.run({Engine.DVE: (0, 1)})
+    return core.run({instruction.engine: (0, 1)})
 
 
-CLASSES = [TensorTensor, TensorScalar, ScalarTensorTensor, TensorReduce]
+CLASSES = [
+    TensorTensor, TensorScalar, ScalarTensorTensor, TensorReduce, Iota, AffineSelect,
+    IntegerTensorTensor, IntegerTensorScalar,
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.mnemonic)
@@ -490,8 +637,8 @@ def test_instructions_do_what_they_say(cls, rng):
         for space, bytes_ in memories.bytes.items():
             got = core.sbuf if space == Space.SBUF else core.psum
             assert np.array_equal(got, bytes_), str(instruction)
-        first = instruction.values.get("src0", instruction.values.get("src"))
-        assert counters["dve_elements"] == first.elements
+        first = instruction.values[cls.operands[min(1, len(cls.operands) - 1)][0]]
+        assert counters[f"{instruction.engine.name.lower()}_elements"] == first.elements
         seen.update((name, instruction.values[name]) for name, item, _ in cls.scalars
                     if item.width < 32)  # fmt: skip
         for name, _, _ in cls.operands:
@@ -501,7 +648,7 @@ def test_instructions_do_what_they_say(cls, rng):
         wanted = item.values or range(min(1 << item.width, 3) if item.width < 32 else 0)
         assert seen >= {(name, int(value)) for value in wanted}, name
     for name, operand, _ in cls.operands:
-        assert seen >= {(name, fmt.name) for fmt in FORMATS}, name
+        assert seen >= {(name, fmt.name) for fmt in operand.formats}, name
         assert seen >= {(name, space) for space in operand.spaces}, name
 
 
@@ -609,6 +756,7 @@ def test_nothing_to_do_completes():
             ScalarTensorTensor(dst=none, **pair, op0=AluOp.ADD, op1=AluOp.ADD, update=update),
         ]
     flat = bf16(0, 4, 64)
+    empty_integers = AccessPattern(formats.INT16, 0, 4, 64, ((1, 3), (1, 0)))
     instructions += [
         TensorTensor(dst=flat, src0=flat, src1=flat, op=AluOp.ADD, update=update),
         # No elements in a row: results are not written, and need not be none.
@@ -618,10 +766,18 @@ def test_nothing_to_do_completes():
                      op=ReduceOp.ADD, inner=1, update=update),
         TensorReduce(dst=bf16(1, 0, 64), src=bf16(1, 0, 0, dims=((1, 3), (1, 0))),
                      op=ReduceOp.ADD, update=update),
+        Iota(dst=bf16(1, 0, 64), offset=3, step0=1, update=update),
+        Iota(dst=bf16(0, 4, 64), offset=3, step0=1, update=update),
+        AffineSelect(dst=bf16(1, 0, 64), src=bf16(1, 0, 0), value=ONE, compare=Compare.LESS,
+                     update=update),
+        IntegerTensorTensor(dst=empty_integers, src0=empty_integers, src1=empty_integers,
+                            op=AluOp.BITWISE_NOT, update=update),
+        IntegerTensorScalar(dst=empty_integers, src=empty_integers, op0=AluOp.BITWISE_NOT,
+                            op1=AluOp.ADD, update=update),
     ]  # fmt: skip
     for instruction in instructions:
         core = GoldenCore(TINY, HBM_BYTES, fill=0x5A)
         counters = run(core, instruction)
         assert (core.sbuf == 0x5A).all(), str(instruction)
         assert core.semaphores[3] == 1
-        assert "dve_elements" not in counters
+        assert not {"dve_elements", "pool_elements"} & set(counters)

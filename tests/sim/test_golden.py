@@ -15,6 +15,7 @@ from makalu.rtl.arch.isa import (
     INSTRUCTIONS,
     AccessPattern,
     Activation,
+    AffineSelect,
     AluOp,
     Descriptor,
     DescriptorSide,
@@ -23,6 +24,9 @@ from makalu.rtl.arch.isa import (
     ErrorCode,
     EventSemaphore,
     Half,
+    IntegerTensorScalar,
+    IntegerTensorTensor,
+    Iota,
     LoadStationary,
     MatmulMoving,
     Memset,
@@ -691,6 +695,13 @@ REDUCE = TensorReduce(
     dst=FLAT, src=sbuf(formats.BF16, 2, [(1, 3), (3, 5), (15, 4)]), op=ReduceOp.MAX, inner=1
 )
 THREE = ScalarTensorTensor(dst=FLAT, src0=FLAT, src1=FLAT_PSUM, op0=AluOp.ADD, op1=AluOp.LESS)
+PLACE = Iota(dst=FLAT, offset=0xFFFFFFFE, step0=1)
+SELECT = AffineSelect(dst=FLAT, src=FLAT, compare=AluOp.LESS, step0=1, value=0x3F800000)
+FLAT_INTEGERS = sbuf(formats.INT32, 2, [(1, 4)])
+WHOLES = IntegerTensorTensor(
+    dst=FLAT_INTEGERS, src0=FLAT_INTEGERS, src1=FLAT_INTEGERS, op=AluOp.ADD
+)
+WHOLE = IntegerTensorScalar(dst=FLAT_INTEGERS, src=FLAT_INTEGERS, op0=AluOp.ADD, **POINTERS)
 
 
 def scalar_field(cls, name):
@@ -772,6 +783,22 @@ BAD_WORDS = {
     "partitions of the second source differ": (
         THREE, ap_field(SRC1, "num_partitions"), 1, ErrorCode.SIZE_MISMATCH, DST + 32,
     ),
+    "iota into psum": (PLACE, ap_field(DST, "space"), 1, ErrorCode.BAD_FIELD, DST + 8),
+    "no comparison": (
+        SELECT, scalar_field(AffineSelect, "compare"), AluOp.ADD, ErrorCode.BAD_FIELD,
+        scalar_field(AffineSelect, "compare")[0],
+    ),
+    "fewer elements to select": (
+        SELECT, ap_field(SRC, "count0"), 3, ErrorCode.SIZE_MISMATCH, DST + 112,
+    ),
+    "integers of a float": (
+        WHOLES, ap_field(SRC1, "dtype"), formats.FP32.code, ErrorCode.BAD_FIELD, SRC1,
+    ),
+    "integers in psum": (WHOLES, ap_field(SRC, "space"), 1, ErrorCode.BAD_FIELD, SRC + 8),
+    "pointer of integers": (
+        WHOLE, scalar_field(IntegerTensorScalar, "scalar0"), 66, ErrorCode.BAD_FIELD,
+        scalar_field(IntegerTensorScalar, "scalar0")[0],
+    ),
     "dma queue": (START, (BODY_BIT + 56, 4), 4, ErrorCode.BAD_FIELD, BODY_BIT + 56),
 }  # fmt: skip
 
@@ -827,7 +854,9 @@ def test_functions_and_their_scalars_are_checked():
         assert (caught.value.code, caught.value.field) == (ErrorCode.BAD_FIELD, where)
 
 
-NO_OPS = [COPY, MATMUL, LOAD, TENSORS, SCALARS, THREE]
+NO_OPS = [
+    COPY, MATMUL, LOAD, TENSORS, SCALARS, THREE, PLACE, SELECT, WHOLES, WHOLE,
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("instruction", NO_OPS, ids=lambda i: i.mnemonic)

@@ -347,7 +347,7 @@ class Bench(Host):
         self._driven, self._pending, self.ctx = {}, [], ctx
         models = [
             self._memory_model(),
-            *(self._engine_model(name) for name in ("pe", "act", "dve")),
+            *(self._engine_model(name) for name in ("pe", "act", "dve", "pool")),
             *(self._dma_model(e) for e in range(engines)),
             self._watch_done(),
             *(make() for make in self.extra),

@@ -440,7 +440,7 @@ def mutations(word, cls, queue, config, rng):
             yield f"{name} no elements", queue, change(offset=0xFFFFFFFF, count2=0), LEGAL
 
     sources = [bit for _, operand, bit in cls.operands if not operand.writes]
-    if len(sources) > 1:
+    if len(sources) > 1 and all(Space.PSUM in op.spaces for _, op, _ in cls.operands[1:]):
         fp32 = next(fmt.code for fmt in FORMATS if fmt.bytes == 4)
         both = word
         for bit in sources:

@@ -18,6 +18,8 @@ from makalu.rtl.arch.isa import (
     ErrorCode,
     EventSemaphore,
     Function,
+    IntegerTensorScalar,
+    Iota,
     LoadStationary,
     MatmulMoving,
     Memset,
@@ -35,7 +37,7 @@ from makalu.rtl.control.fetch import BEATS
 from makalu.rtl.control.queue import InstructionStore
 from makalu.sim import golden
 
-ENGINES = [Engine.PE, Engine.ACT, Engine.DVE]
+ENGINES = [Engine.PE, Engine.ACT, Engine.DVE, Engine.POOL]
 """Queues whose instructions go to an engine."""
 GE, EQ = WaitMode.GE, WaitMode.EQ
 ADD, SET = UpdateMode.ADD, UpdateMode.SET
@@ -65,8 +67,12 @@ def activate(bias=0, **keywords):
     return Activation(dst=sbuf(), src=sbuf(), function=Function.EXP, bias=bias, **keywords)
 
 
-def start_dma(table=0, count=1, **keywords):
-    return DmaStart(engine=Engine.ACT, table=table, engines_used=1, count=count, **keywords)
+def iota(offset=0, **keywords):
+    return Iota(dst=sbuf(), offset=offset, **keywords)
+
+
+def start_dma(table=0, count=1, *, engine=Engine.ACT, **keywords):
+    return DmaStart(engine=engine, table=table, engines_used=1, count=count, **keywords)
 
 
 def add(semaphore, value=1):
@@ -92,7 +98,11 @@ def test_runs_a_program_on_all_queues_in_order(pauses, lag, bench):
         [activate(i, update=add(3)) if i % 3 else event(Engine.ACT, waits=[ge(1, i)], update=add(3))
          for i in range(10)],
     )  # fmt: skip
-    b.program(Engine.POOL, [event(Engine.POOL, update=add(4, 2)) for i in range(10)])
+    b.program(
+        Engine.POOL,
+        [iota(i, update=add(4, 2)) if i % 4 else event(Engine.POOL, update=add(4, 2))
+         for i in range(10)],
+    )  # fmt: skip
     b.program(
         Engine.SP,
         [DmaStart(engine=Engine.SP, table=i * 128, engines_used=1, count=i, update=add(5))
@@ -112,39 +122,45 @@ def test_runs_a_program_on_all_queues_in_order(pauses, lag, bench):
     assert b.pcs("pe") == [b.base_of(Engine.PE) + 128 * i for i in range(20)]
     assert b.pcs("act") == [b.base_of(Engine.ACT) + 128 * i for i in range(10) if i % 3]
     assert b.pcs("dve") == [b.base_of(Engine.DVE) + 128 * i for i in range(20)]
+    assert b.pcs("pool") == [b.base_of(Engine.POOL) + 128 * i for i in range(10) if i % 4]
     for _, _, pc, word in b.issued:
         assert word == int.from_bytes(b.memory[pc], "little")
     assert [job[3:5] for job in b.jobs] == [(i * 128, i) for i in range(10)]
 
 
-def test_activations_and_dma_starts_of_one_queue_keep_their_order(bench):
+@pytest.mark.parametrize("engine", [Engine.ACT, Engine.POOL], ids=lambda engine: engine.name)
+def test_work_and_dma_starts_of_one_queue_keep_their_order(engine, bench):
     b = bench(pauses=0.3)
     n = 8
     # Two of each, in every order; the second half waits for all that the first half did.
     program = []
     for i in range(n):
         waits = [ge(1, n), ge(2, n)] if i == n // 2 else []
-        pair = [activate(i, update=add(1, 2)), start_dma(128 * i, i % 3, update=add(2, 2))]
+        pair = [
+            good(engine, i, add(1, 2)),
+            start_dma(128 * i, i % 3, engine=engine, update=add(2, 2)),
+        ]
         program += pair[:: 1 if i % 2 else -1]
         program[-2] = program[-2].replace(waits=waits)
-    b.program(Engine.ACT, program)
+    b.program(engine, program)
 
     async def test(ctx):
         assert (await b.execute(ctx))["done"]
         assert [await b.semaphore(ctx, i) for i in (1, 2)] == [2 * n, 2 * n]
-        assert (await b.queue(ctx, Engine.ACT))["issued"] == 2 * n
+        assert (await b.queue(ctx, engine))["issued"] == 2 * n
 
     b.run(test)
-    place = {"act": [i for i, word in enumerate(program) if isinstance(word, Activation)]}
-    place["dma"] = [i for i in range(2 * n) if i not in place["act"]]
-    assert b.pcs("act") == [b.base_of(Engine.ACT) + 128 * i for i in place["act"]]
+    name = engine.name.lower()
+    place = {name: [i for i, word in enumerate(program) if not isinstance(word, DmaStart)]}
+    place["dma"] = [i for i in range(2 * n) if i not in place[name]]
+    assert b.pcs(name) == [b.base_of(engine) + 128 * i for i in place[name]]
     assert [table for _, _, _, table, _, _ in b.jobs] == [128 * i for i in range(n)]
-    activated = dict(zip(place["act"], b.cycles("act"), strict=True))
+    computed = dict(zip(place[name], b.cycles(name), strict=True))
     begun = dict(zip(place["dma"], (cycle for cycle, *_ in b.jobs), strict=True))
     for i, cycle in begun.items():
-        before = [activated[j] for j in place["act"] if j < i]
+        before = [computed[j] for j in place[name] if j < i]
         assert not before or max(before) < cycle
-    first = min(cycle for i, cycle in [*activated.items(), *begun.items()] if i >= n)
+    first = min(cycle for i, cycle in [*computed.items(), *begun.items()] if i >= n)
     done = sorted(cycle for cycle, *_ in b.updated)
     assert first > done[n - 1]
 
@@ -362,6 +378,22 @@ ILLEGAL = {
         Engine.ACT, activate(bias=2, bias_pointer=1),
         ErrorCode.BAD_FIELD, next(bit for name, _, bit in Activation.scalars if name == "bias"),
     ),
+    "integer_pointer": (
+        Engine.POOL,
+        IntegerTensorScalar(
+            dst=sbuf(fmt=formats.INT16), src=sbuf(fmt=formats.INT16), scalar1=6, scalar1_pointer=1
+        ),
+        ErrorCode.BAD_FIELD,
+        next(bit for name, _, bit in IntegerTensorScalar.scalars if name == "scalar1"),
+    ),
+    "float_of_an_integer_operation": (
+        Engine.POOL,
+        corrupted(
+            IntegerTensorScalar(dst=sbuf(fmt=formats.INT16), src=sbuf(fmt=formats.INT16)),
+            at(IntegerTensorScalar, "src", "dtype"), formats.BF16.code, 4,
+        ),
+        ErrorCode.BAD_FIELD, at(IntegerTensorScalar, "src", "dtype"),
+    ),
     "both_sources_in_psum": (
         Engine.DVE, TensorTensor(dst=sbuf(), src0=psum(), src1=psum()),
         ErrorCode.BAD_FIELD, at(TensorTensor, "src1", "space"),
@@ -377,6 +409,8 @@ def good(engine, i, update=None):
         return memset(i, update=update)
     if engine == Engine.ACT:
         return activate(i, update=update)
+    if engine == Engine.POOL:
+        return iota(i, update=update)
     return event(engine, update=update)
 
 
@@ -592,6 +626,7 @@ def test_semaphore_overflow_names_its_source(bench):
         (Engine.PE, [load(update=add(6, 2))], Engine.PE, 0),
         (Engine.ACT, [activate(update=add(6, 2))], Engine.ACT, 0),
         (Engine.DVE, [memset(update=add(6, 2))], Engine.DVE, 0),
+        (Engine.POOL, [iota(update=add(6, 2))], Engine.POOL, 0),
         (Engine.SP, [dma], 16, 0),
         *((engine, [event(engine), event(engine, update=add(6, 2))], engine,
            b.base_of(engine) + 128) for engine in (Engine.PE, Engine.POOL)),
@@ -733,7 +768,7 @@ def test_the_watchdog_leaves_slow_runs_alone_and_zero_is_never(bench):
             await ctx.tick()
         assert (await b.status(ctx))["busy"]
         # An event of an engine is progress; its busy and waiting times are not.
-        for events in (b.dut.act_events, b.dut.dve_events):
+        for events in (b.dut.act_events, b.dut.dve_events, b.dut.pool_events):
             ctx.set(events.elements, 1)
             await b.write(ctx, "watchdog", 50)
             for _ in range(200):
@@ -742,6 +777,8 @@ def test_the_watchdog_leaves_slow_runs_alone_and_zero_is_never(bench):
             assert (await b.status(ctx))["busy"]
             ctx.set(events.elements, 0)
         ctx.set(b.dut.dve_events.busy, 1)
+        ctx.set(b.dut.pool_events.busy, 1)
+        ctx.set(b.dut.pool_events.wait_sbuf, 1)
         ctx.set(b.dut.act_events.wait_table, 1)
         ctx.set(b.dut.pe_events.wait_psum, 1)
         assert (await b.finish(ctx, limit=200))["error"]
@@ -907,10 +944,11 @@ def test_a_reset_at_any_time_leaves_a_clean_machine(bench):
         Engine.DVE: [memset(waits=[ge(3, i + 1)], update=add(4)) for i in range(3)],
         Engine.SP: [start_dma, event(Engine.SP, waits=[ge(4, 1)], update=add(5)), start_dma],
         Engine.ACT: [activate(waits=[ge(5, 1)], update=add(6, 2)), activate(1, update=add(6))],
+        Engine.POOL: [iota(i, update=add(7)) for i in range(2)],
     }
 
     async def test(ctx):
-        final = [0, 3, 2, 3, 3, 1, 3, 0]
+        final = [0, 3, 2, 3, 3, 1, 3, 2]
         for point in [0, 1, 2, 3, 5, 8, *range(10, 140, 9)]:
             b.pauses = b.rng.choice([0, 0.3])
             b.programs.clear()

@@ -21,6 +21,7 @@ def sources_of(dut):
         ("pe", int(Engine.PE), dut.pe),
         ("act", int(Engine.ACT), dut.act),
         ("dve", int(Engine.DVE), dut.dve),
+        ("pool", int(Engine.POOL), dut.pool),
         *((f"dma {i}", SOURCE_DMA + i, port) for i, port in enumerate(dut.dma)),
         ("host", 0, dut.host),
     ]

@@ -68,9 +68,12 @@ def unsigned(fmt):
 
 
 def cast(codes, src, dst, saturate):
-    """Codes of ``src`` in ``dst``, through binary32."""
-    if src is dst:
-        return codes
+    """Codes of ``src`` in ``dst``, as a copy casts them."""
+    return codes if src is dst else through_binary32(codes, src, dst, saturate)
+
+
+def through_binary32(codes, src, dst, saturate):
+    """The same where equal formats are cast as well: to binary32 infinities may be clamped."""
     with np.errstate(all="ignore"):
         values = src.decode(codes.view(src.dtype)).astype(np.float32)
         out = dst.encode(values.astype(np.float64), saturate=bool(saturate))
@@ -181,4 +184,4 @@ def _compute(instruction, sbuf, psum):
         return bits.astype(unsigned(i.dst.dtype))
     quiet = np.isnan(bits.view(np.float32))
     bits = np.where(quiet, bits & np.uint32(1 << 31) | np.uint32(CANONICAL_NAN), bits)
-    return cast(bits, FP32, i.dst.dtype, i.saturate)
+    return through_binary32(bits, FP32, i.dst.dtype, i.saturate)
