@@ -16,6 +16,7 @@ from makalu.rtl.arch.formats import (
     INT8,
     INT16,
     INT32,
+    INTEGER_FORMATS,
     TF32,
     UINT8,
 )
@@ -23,6 +24,7 @@ from makalu.rtl.arch.isa import (
     BITWISE_OPS,
     AccessPattern,
     AluOp,
+    CopyPredicated,
     Memset,
     ReduceOp,
     ScalarTensorTensor,
@@ -30,9 +32,10 @@ from makalu.rtl.arch.isa import (
     TensorReduce,
     TensorScalar,
     TensorTensor,
+    TensorTensorScan,
     UpdateMode,
 )
-from makalu.rtl.engines.vector import GAP_CYCLES, VECTOR_CYCLES, VectorEngine
+from makalu.rtl.engines.vector import GAP_CYCLES, SCAN_CYCLES, VECTOR_CYCLES, VectorEngine
 from makalu.rtl.memory.sbuf import DMA_PATIENCE_CYCLES
 
 from .vector_bench import (
@@ -108,7 +111,7 @@ def random_arithmetic(rng, config, length, longest):
             "op0": op0, "reverse0": reverse0, "scalar0": scalars[0],
             "scalar0_pointer": int(pointers[0]), "op1": op1, "reverse1": reverse1,
         }  # fmt: skip
-        kind = rng.integers(4)
+        kind = rng.integers(6)
         # A second source with as many elements; only one of them lies in PSUM.
         swap = src.space == Space.SBUF and rng.random() < 0.3
         fmt = FP32 if swap else FORMATS[rng.integers(len(FORMATS))]
@@ -129,6 +132,17 @@ def random_arithmetic(rng, config, length, longest):
             )
         elif kind == 2:
             program.append(ScalarTensorTensor(src0=src, src1=other, **first, **common))
+        elif kind == 3:
+            program.append(
+                TensorTensorScan(
+                    src0=src, src1=other, op0=op0, op1=op1, reverse0=reverse0, reverse1=reverse1,
+                    initial=scalars[0], initial_pointer=int(pointers[0]), **common,
+                )
+            )  # fmt: skip
+        elif kind == 4:
+            integers = [f for f in INTEGER_FORMATS if f.bytes == other.dtype.bytes]
+            predicate = replace(other, dtype=integers[rng.integers(len(integers))])
+            program.append(CopyPredicated(src=src, predicate=predicate, reverse=reverse0, **common))
         else:
             inner = int(rng.integers(len(src.dims)))
             outer = [count for _, count in src.dims[inner + 1 :]] or [1]
@@ -299,6 +313,71 @@ def test_issue_interval_of_arithmetic(count, rng):
     bench.execute(program)
     assert set(np.diff([cycle for cycle, *_ in bench.updates])) == {max(count, 2)}
     assert bench.counts["wait_sbuf"] == 0
+
+
+def scan(count, *, dst=FP32, op0=AluOp.MULTIPLY, op1=AluOp.ADD, **fields):
+    return TensorTensorScan(
+        dst=line(dst, 512, count), src0=line(FP32, 0, count), src1=line(FP32, 272, count),
+        op0=op0, op1=op1, **fields,
+    )  # fmt: skip
+
+
+def test_an_element_of_a_scan_follows_the_one_before_in_eight_cycles(rng):
+    """The instruction behind it does not wait any longer than behind another."""
+    bench = Bench(CONFIG, rng)
+    after = copy(line(FP32, 768, 4), line(FP32, 0, 4), update=update(1))
+    bench.execute([scan(5, update=update()), after])
+    assert SCAN_CYCLES == 8
+    steps = [SCAN_CYCLES] * 4 + [1] * 4
+    assert list(np.diff(bench.reads)) == steps
+
+
+def test_a_scan_goes_on_with_its_result_however_late_an_element_is(rng):
+    """Reads that are refused come later than the result, which is kept."""
+    bench = Bench(CONFIG, rng)
+    numbers = rng.uniform(0.5, 1.5, (CONFIG.partitions, HALF // 4)).astype(np.float32)
+    bench.bytes[:, :HALF] = numbers.view(np.uint8)
+
+    def noise(ctx, now):
+        moving = bench.sbuf.moving
+        ctx.set(moving.valid, bool(rng.random() < 0.9))
+        ctx.set(moving.new, 1)
+        ctx.set(moving.word, int(rng.integers(CONFIG.sbuf_words)))
+
+    bench.hook = noise
+    bench.execute([scan(16, update=update(i), initial_pointer=1, initial=64) for i in range(3)])
+    assert bench.counts["wait_sbuf"] > 10
+    assert max(np.diff(bench.reads)) > SCAN_CYCLES
+
+
+def test_the_binary32_result_goes_on_and_not_what_is_stored(rng):
+    bench = Bench(CONFIG, rng)
+    row = np.zeros(HALF // 4, np.float32)
+    row[:8], row[68:76] = 1, [1, *[2.0**-9] * 7]
+    bench.bytes[:, :HALF] = row.view(np.uint8)
+    bench.execute([scan(8, dst=BF16, update=update())])
+    last = bench.memory()[0, 512 + 14 : 512 + 16].copy().view("<u2")[0]
+    assert last == 0x3F82  # 1 + 7 / 512, rounded; each sum by itself would stay 1
+
+
+@pytest.mark.parametrize("reverse", [0, 1])
+@pytest.mark.parametrize("fmt", INTEGER_FORMATS, ids=lambda fmt: fmt.name)
+def test_a_predicate_is_any_bit_of_its_element(fmt, reverse, rng):
+    """Bits of the neighbours in its word do not count; elements left out keep their bytes."""
+    bench = Bench(CONFIG, rng)
+    count = 64
+    codes = np.array([0, 1, 1 << fmt.bits - 1], unsigned(fmt))
+    chosen = rng.choice(codes, (CONFIG.partitions, count))
+    bench.bytes[:, 256 : 256 + count * fmt.bytes] = chosen.view(np.uint8)
+    bench.execute(
+        [
+            CopyPredicated(
+                dst=line(dst, 512, count), src=line(FP32, 0, count),
+                predicate=line(fmt, 256, count), reverse=reverse, update=update(),
+            )
+            for dst in (FP32, INT8, FP16)
+        ]
+    )  # fmt: skip
 
 
 def test_two_sources_in_a_bank_take_turns(rng):

@@ -10,6 +10,7 @@ from makalu.rtl.arch.formats import CANONICAL_NAN, FP32
 from makalu.rtl.arch.isa import (
     AccessPattern,
     AluOp,
+    CopyPredicated,
     Memset,
     ReduceOp,
     ScalarTensorTensor,
@@ -17,6 +18,7 @@ from makalu.rtl.arch.isa import (
     TensorReduce,
     TensorScalar,
     TensorTensor,
+    TensorTensorScan,
 )
 
 _COMPARE = {
@@ -95,12 +97,13 @@ def gather(memory, ap):
     return np.ascontiguousarray(rows[:, at]).view(unsigned(ap.dtype))[..., 0]
 
 
-def scatter(memory, ap, codes):
-    """Write in order: of elements that overlap the last one stays."""
+def scatter(memory, ap, codes, wanted=None):
+    """Write in order: of elements that overlap the last one stays. ``wanted``: only these."""
     for i, at in enumerate(ap.element_offsets()):
         column = np.ascontiguousarray(codes[:, i, None]).view(np.uint8)
-        rows = slice(ap.start_partition, ap.start_partition + ap.num_partitions)
-        memory[rows, at : at + ap.dtype.bytes] = column
+        for p, element in enumerate(column):
+            if wanted is None or wanted[p, i]:
+                memory[ap.start_partition + p, at : at + ap.dtype.bytes] = element
 
 
 def execute(instruction, sbuf, psum):
@@ -109,7 +112,11 @@ def execute(instruction, sbuf, psum):
     operands = [ap for ap in instruction.values.values() if isinstance(ap, AccessPattern)]
     if not all(ap.elements and ap.num_partitions for ap in operands):
         return
-    if isinstance(instruction, TensorTensor | TensorScalar | ScalarTensorTensor | TensorReduce):
+    wanted = None
+    if isinstance(
+        instruction,
+        TensorTensor | TensorScalar | ScalarTensorTensor | TensorReduce | TensorTensorScan,
+    ):
         codes = _compute(instruction, sbuf, psum)
     elif isinstance(instruction, Memset):
         code = instruction.value & (1 << dst.dtype.bits) - 1
@@ -118,7 +125,11 @@ def execute(instruction, sbuf, psum):
         src = instruction.src
         memory = psum if src.space == Space.PSUM else sbuf
         codes = cast(gather(memory, src), src.dtype, dst.dtype, instruction.saturate)
-    scatter(sbuf, dst, codes)
+    if isinstance(instruction, CopyPredicated):
+        predicate = instruction.predicate
+        found = gather(psum if predicate.space == Space.PSUM else sbuf, predicate)
+        wanted = (found != 0) != bool(instruction.reverse)
+    scatter(sbuf, dst, codes, wanted)
 
 
 def _compute(instruction, sbuf, psum):
@@ -167,6 +178,15 @@ def _compute(instruction, sbuf, psum):
         rows = operand(i.src0)
         rows = elementwise(i.op0, rows, spread(scalar("scalar0", i.src0), i.src0), i.reverse0)
         rows = elementwise(i.op1, rows, operand(i.src1), i.reverse1)
+    elif isinstance(i, TensorTensorScan):
+        rows = []
+        pairs = zip(operand(i.src0), operand(i.src1), scalar("initial", i.src0), strict=True)
+        for first, second, last in pairs:
+            row = []
+            for a, b in zip(first, second, strict=True):
+                last = apply(i.op1, apply(i.op0, a, last, i.reverse0), b, i.reverse1)
+                row.append(last)
+            rows.append(row)
     else:
         length = int(np.prod([count for _, count in i.src.dims[: i.inner + 1]]))
         rows = []
