@@ -238,7 +238,7 @@ def test_a_lane_reduces_rows_with_gaps_in_them(rng):
                 element(
                     rng, bits, shift=i % 4, dtype0=F32, bits=is_bits, size0=2, op0=op,
                     operand0=Operand.NUMBER, reduces=1, partial=partial, identity=op.identity,
-                    keep=1, operand1=Operand.PARTIAL, op1=AluOp.BYPASS if count == 1 else op,
+                    keep=1, operand1=Operand.RESULT, op1=AluOp.BYPASS if count == 1 else op,
                     negate=negate, dst_dtype=F32, raw_bits=is_bits,
                 )
             )  # fmt: skip
