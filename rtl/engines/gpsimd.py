@@ -59,7 +59,6 @@ CONTROLS = {
     "selects": (1, _CAST_OUT), "value": (32, _CAST_OUT),
     "dst_dtype": (4, _CAST_OUT), "saturate": (1, _CAST_OUT),
     "raw_bits": (1, LANE_CYCLES - 1),
-    "writes": (1, LANE_CYCLES),
 }  # fmt: skip
 """Inputs that all lanes share: width in bits, and the cycle in which an element needs them."""
 
@@ -73,8 +72,6 @@ class GpSimdLane(wiring.Component):
         Number of the partition; constant.
     sbuf, sbuf1 : :py:`In(32).array(4)`
         What partition ``p - k * quadrant`` read, for ``k`` = 0 .. 3, for either source.
-    other, other_skip : :py:`In(32)`, :py:`In(1)`
-        Cycle ``LANE_CYCLES``: what the vector engine's lane writes.
     multiplier, first_partition
         Cycle -1: the increment per partition, and the partition in which it is none.
     affine, iota, shift0, shift1
@@ -93,10 +90,8 @@ class GpSimdLane(wiring.Component):
         Another ``INTEGER_ALU_CYCLES`` later: ``value`` where the comparison was false.
     raw_bits : :py:`In(1)`
         Cycle ``LANE_CYCLES - 1``: store bits, not the cast value, of what is not replaced.
-    writes : :py:`In(1)`
-        Cycle ``LANE_CYCLES``: this lane's element, not the vector engine's.
-    raw, skip : :py:`Out(32)`, :py:`Out(1)`
-        The same cycle: the element in the low bits; whether it is left out.
+    raw : :py:`Out(32)`
+        Cycle ``LANE_CYCLES``: the element in the low bits.
     """
 
     def __init__(self):
@@ -105,11 +100,8 @@ class GpSimdLane(wiring.Component):
                 "row": In(8),
                 "sbuf": In(32).array(4),
                 "sbuf1": In(32).array(4),
-                "other": In(32),
-                "other_skip": In(1),
                 **{name: In(width) for name, (width, _) in CONTROLS.items()},
                 "raw": Out(32),
-                "skip": Out(1),
             }
         )
 
@@ -194,12 +186,7 @@ class GpSimdLane(wiring.Component):
         ]
         stored = Delay(m, result, "stored", since=_CAST_OUT)[LANE_CYCLES - 1]
         kept = Delay(m, keeps, "kept", since=_CAST_OUT)[LANE_CYCLES - 1]
-        raw = Signal(32, name="own_raw", reset_less=True)
-        m.d.sync += raw.eq(Mux(self.raw_bits & kept, stored, cast_out.raw))
-        m.d.comb += [
-            self.raw.eq(Mux(self.writes, raw, self.other)),
-            self.skip.eq(self.other_skip & ~self.writes),
-        ]
+        m.d.sync += self.raw.eq(Mux(self.raw_bits & kept, stored, cast_out.raw))
         return m
 
 
@@ -308,10 +295,10 @@ class GpSimdEngine(wiring.Component):
             m.d.comb += [getattr(lane, name).eq(value) for name, value in controls.items()]
             m.d.comb += [
                 lane.row.eq(p),
-                lane.other.eq(self.vector_write.data[p]),
-                lane.other_skip.eq(self.vector_write.skip[p]),
-                self.sbuf_write.data[p].eq(lane.raw),
-                self.sbuf_write.skip[p].eq(lane.skip),
+                self.sbuf_write.data[p].eq(
+                    Mux(seq.write_valid, lane.raw, self.vector_write.data[p])
+                ),
+                self.sbuf_write.skip[p].eq(self.vector_write.skip[p] & ~seq.write_valid),
             ]
         return m
 
@@ -370,7 +357,7 @@ class GpSimdEngine(wiring.Component):
         names = {
             name: width
             for name, (width, _) in CONTROLS.items()
-            if name not in ("affine", "load0", "load1", "writes", "is_signed_late")
+            if name not in ("affine", "load0", "load1", "is_signed_late")
         }
         steer = Signal(data.StructLayout(names), reset_less=True)
         with m.If(seq.start):
@@ -443,7 +430,6 @@ class GpSimdEngine(wiring.Component):
             "load1": element.scalars[1],
             "is_signed_late": steer.is_signed,
         }
-        controls = {
+        return {
             name: Delay(m, now[name], name)[SBUF_READ_CYCLES + CONTROLS[name][1]] for name in now
         }
-        return controls | {"writes": seq.write_valid}

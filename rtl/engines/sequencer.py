@@ -147,7 +147,7 @@ class PatternWalker(wiring.Component):
 
         with m.If(self.load):
             for i in dims:
-                scaled = Signal(signed(len(self.pattern[f"step{i}"]) + 4), name=f"scaled{i}")
+                scaled = Signal(signed(len(self.pattern.step0) + 4), name=f"scaled{i}")
                 loaded = self.pattern[f"count{i}"]
                 m.d.comb += scaled.eq(self.pattern[f"step{i}"] << self.size_log2)
                 m.d.sync += [

@@ -38,14 +38,24 @@ BANKS, WORDS = CONFIG.psum_banks, CONFIG.psum_bank_words
 
 
 class Bench:
-    """Engine, state buffer, and a PSUM in Python."""
+    """Engines, state buffer, and a PSUM in Python.
+
+    Attributes
+    ----------
+    engines : tuple of :class:`str`
+        What the names of the ports of each engine begin with.
+    """
+
+    engines = ("",)
+    model = staticmethod(execute)
 
     def __init__(self, dut, name):
         self.dut, self.rng = dut, generator(name)
         self.bytes = self.rng.integers(0, 256, (P, AREA), np.uint8)
         self.psum = self.rng.integers(0, 256, (P, CONFIG.psum_bytes), np.uint8)
         self.psum_words = self.psum.view("<u4").reshape(P, BANKS, WORDS)
-        self.updates, self.psum_reads, self.compared = [], 0, 0
+        self.updates = {name: [] for name in self.engines}
+        self.psum_reads, self.compared = 0, 0
         self.pipe = deque([None] * SBUF_READ_CYCLES)
 
     def get(self, name):
@@ -56,9 +66,10 @@ class Bench:
 
     async def start(self):
         inputs = {f"psum_read__data__{p}": 0 for p in range(P)}
-        for port in ("instructions", "dma_write", "dma_read"):
+        for port in (*(f"{name}instructions" for name in self.engines), "dma_write", "dma_read"):
             inputs |= {f"{port}__valid": 0, f"{port}__payload": 0}
-        await begin(self.dut, psum_busy_others=0, update__ready=0, **inputs)
+        inputs |= {f"{name}update__ready": 0 for name in self.engines}
+        await begin(self.dut, psum_busy_others=0, **inputs)
         for p in range(P):
             for offset in range(0, AREA, 8):
                 raw = int.from_bytes(self.bytes[p, offset : offset + 8].tobytes(), "little")
@@ -77,11 +88,12 @@ class Bench:
         if answer is not None:
             for p in range(P):
                 self.put(f"psum_read__data__{p}", int(answer[p]))
-        ready = int(self.rng.random() < 0.7)
-        self.put("update__ready", ready)
-        if ready and self.get("update__valid"):
-            fields = unpack(UpdatePayload, self.get("update__payload"))
-            self.updates.append((fields["semaphore"], fields["mode"], fields["value"]))
+        for name in self.engines:
+            ready = int(self.rng.random() < 0.7)
+            self.put(f"{name}update__ready", ready)
+            if ready and self.get(f"{name}update__valid"):
+                fields = unpack(UpdatePayload, self.get(f"{name}update__payload"))
+                self.updates[name].append((fields["semaphore"], fields["mode"], fields["value"]))
         await cycle(self.dut)
 
     async def send(self, port, bits):
@@ -113,34 +125,57 @@ class Bench:
                 out[p, offset : offset + 8] = list(answer["data"].to_bytes(8, "little"))
         return out
 
-    async def execute(self, program):
+    async def feed(self, programs):
+        """Issue programs, one for each engine, side by side."""
+        waiting = dict(zip(self.engines, map(deque, programs), strict=True))
+        for _ in range(20000):
+            for name, program in waiting.items():
+                self.put(f"{name}instructions__valid", int(bool(program)))
+                if program:
+                    word = int.from_bytes(program[0].encode(), "little")
+                    payload = pack(Issue, {"word": word, "pc": len(program)})
+                    self.put(f"{name}instructions__payload", payload)
+            await settle()
+            taken = [name for name in self.engines if self.get(f"{name}instructions__ready")]
+            await self.step()
+            for name in taken:
+                if waiting[name]:
+                    waiting[name].popleft()
+            if not any(waiting.values()):
+                break
+        else:
+            raise AssertionError("instructions are never taken")
+        for name in self.engines:
+            self.put(f"{name}instructions__valid", 0)
+
+    async def execute(self, *programs):
         """Run, then compare all bytes and the updates."""
-        want, expected = self.bytes.copy(), []
-        for i, instruction in enumerate(program):
-            await self.send(
-                "instructions",
-                pack(Issue, {"word": int.from_bytes(instruction.encode(), "little"), "pc": i}),
-            )
-            execute(instruction, want, self.psum)
-            self.compared += instruction.dst.num_partitions * instruction.dst.elements
-            update = instruction.update
-            if update.mode != UpdateMode.NONE:
-                expected.append((update.semaphore, int(update.mode), update.value))
+        await self.feed(programs)
         for _ in range(6000):
-            if not self.get("busy"):
+            await settle()
+            if not any(self.get(f"{name}busy") for name in self.engines):
                 break
             await self.step()
         else:
-            raise AssertionError("the engine does not finish")
+            raise AssertionError("an engine does not finish")
         await self.step()
+        want = self.bytes.copy()
+        for name, program in zip(self.engines, programs, strict=True):
+            expected = []
+            for instruction in program:
+                self.model(instruction, want, self.psum)
+                self.compared += instruction.dst.num_partitions * instruction.dst.elements
+                update = instruction.update
+                if update.mode != UpdateMode.NONE:
+                    expected.append((update.semaphore, int(update.mode), update.value))
+            assert self.updates[name] == expected
         np.testing.assert_array_equal(await self.memory(), want)
-        assert self.updates == expected
         assert (want != self.bytes).any()
 
-    def pattern(self, fmt, low, counts, start, partitions, space=Space.SBUF):
-        """A random pattern over ``counts`` in a half of the area, or in PSUM."""
+    def pattern(self, fmt, low, counts, start, partitions, space=Space.SBUF, area=AREA // 2):
+        """A random pattern over ``counts`` in ``area`` bytes from ``low`` on, or in PSUM."""
         rng, size = self.rng, fmt.bytes
-        room = AREA // 2 // size
+        room = area // size
         while True:
             steps = [int(s) for s in rng.integers(-6, 7, size=len(counts))]
             if space == Space.SBUF and rng.random() < 0.4:

@@ -405,7 +405,9 @@ REFUSED = {
         "must be int32 or uint32",
     ),
     "integers in psum": (
-        lambda: nisa.tensor_tensor(whole(), tile(buffer=nl.psum).view(nl.int32), whole(), nl.add, GPSIMD),
+        lambda: nisa.tensor_tensor(
+            whole(), tile(buffer=nl.psum).view(nl.int32), whole(), nl.add, GPSIMD
+        ),
         "does not reach PSUM, where t .* is; copy it to SBUF",
     ),
     "saturated integers": (

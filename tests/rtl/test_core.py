@@ -11,16 +11,26 @@ from makalu.rtl.arch import formats
 from makalu.rtl.arch.config import TINY, HbmConfig
 from makalu.rtl.arch.isa import (
     AccessPattern,
+    Activation,
+    AluOp,
     Descriptor,
     DescriptorSide,
     DmaStart,
     Engine,
     ErrorCode,
+    EventSemaphore,
+    Function,
+    IntegerTensorScalar,
+    Iota,
     LoadStationary,
     MatmulMoving,
     Memset,
     Space,
     TensorCopy,
+    Update,
+    UpdateMode,
+    Wait,
+    WaitMode,
 )
 from makalu.rtl.arch.registers import address_of, counter_address, queue_register
 from makalu.sim.backends.pysim import PysimMachine
@@ -116,6 +126,7 @@ def test_a_product_from_hbm_to_hbm_and_again_after_a_reset_in_it(machine, produc
 
 TABLE, BUSY, DONE, ERROR = 0x3000, 1, 2, 4
 N = TINY.partitions
+ONE = 0x3F800000
 
 
 def execute(machine, programs, descriptors=(), at_most=200):
@@ -127,13 +138,13 @@ def execute(machine, programs, descriptors=(), at_most=200):
     before = rng.integers(0, 256, HBM.size_bytes, dtype=np.uint8)
     tables = b"".join(d if isinstance(d, bytes) else d.encode() for d in descriptors)
     before[TABLE : TABLE + len(tables)] = np.frombuffer(tables, np.uint8)
-    queues = {}
-    for i, (engine, program) in enumerate(programs.items()):
+    queues, base = {}, 0
+    for engine, program in programs.items():
         words = b"".join(instruction.encode() for instruction in program)
-        base = 0x1800 * i
-        assert base + len(words) <= TABLE
         before[base : base + len(words)] = np.frombuffer(words, np.uint8)
         queues[engine] = base, len(program)
+        base += len(words)
+    assert base <= 0x1000
     bytes_of_sbuf = (N, TINY.sbuf_bytes)
     machine.sbuf_write(rng.integers(0, 64, bytes_of_sbuf, dtype=np.uint8))
     golden = GoldenCore(TINY, HBM.size_bytes)
@@ -151,6 +162,10 @@ def count(machine, name):
 
 def memset(n, *dims):
     return Memset(dst=AccessPattern(formats.INT8, 0, N, 0, dims or ((1, n),)), value=7)
+
+
+def iota(n, *dims):
+    return Iota(dst=AccessPattern(formats.INT8, 0, N, 0, dims or ((1, n),)), offset=5, step0=3)
 
 
 def matmul(n, bank=0):
@@ -178,6 +193,7 @@ def linear(src, dst, nbytes):
 WORK = {
     "tensor": ({Engine.PE: [load(), *(matmul(16, bank) for bank in range(8))]}, []),
     "vector": ({Engine.DVE: [memset(600)]}, []),
+    "gpsimd": ({Engine.POOL: [iota(600)]}, []),
     "dma": ({Engine.SP: [dma()]}, [linear(0x1000, 0x2001, 600)]),
 }
 
@@ -219,10 +235,53 @@ def test_the_engines_wait_for_each_others_psum_bank(machine):
     assert count(machine, "dve_wait_psum") > 0
 
 
-def test_the_vector_engine_leaves_gaps_for_a_load_into_its_bank(machine):
+@pytest.mark.parametrize("engine", [Engine.DVE, Engine.POOL], ids=lambda engine: engine.name)
+def test_an_engine_leaves_gaps_for_a_load_into_its_bank(engine, machine):
     """A word of bank 0 in every cycle."""
-    work = memset(0, (32, 64), (0, 8))
+    work = {Engine.DVE: memset, Engine.POOL: iota}[engine](0, (32, 64), (0, 8))
     into = linear(0x1000, TINY.sbuf_address(0, 16 * 32), 256)
-    execute(machine, {Engine.DVE: [work], Engine.SP: [dma()]}, [into])
+    execute(machine, {engine: [work], Engine.SP: [dma()]}, [into])
     assert machine.reg_read(address_of("status")) == DONE
-    assert count(machine, "dve_wait_sbuf") > 0
+    assert count(machine, f"{engine.name.lower()}_wait_sbuf") > 0
+
+
+def test_three_engines_write_the_state_buffer_at_once(machine):
+    """The vector and GpSimd engines share ports, and give way to the scalar engine's writes."""
+    n = 24
+
+    def line(offset, fmt=formats.FP32):
+        return AccessPattern(fmt, 0, N, offset, ((1, n),))
+
+    add = Update(3, UpdateMode.ADD, 1)
+    number = {"op0": AluOp.MULTIPLY, "scalar0": 77, "op1": AluOp.ADD, "scalar1": 5}
+    programs = {
+        Engine.DVE: [TensorCopy(dst=line(1024 + 4 * i), src=line(4 * i)) for i in range(8)],
+        Engine.ACT: [
+            Activation(dst=line(1280 + 4 * i), src=line(4 * i), function=Function.COPY, scale=ONE)
+            for i in range(8)
+        ],
+        Engine.POOL: [
+            IntegerTensorScalar(
+                dst=line(1536 + 4 * i, formats.INT32),
+                src=line(4 * i, formats.INT32),
+                update=add,
+                **number,
+            )
+            for i in range(8)
+        ],
+        # It waits for the updates of one of them.
+        Engine.SP: [
+            EventSemaphore(engine=Engine.SP, waits=[Wait(3, WaitMode.GE, 8)]),
+            dma(),
+        ],
+    }
+    out = Descriptor(
+        0, DescriptorSide(TINY.sbuf_address(0, 1536), ((1, 128),)),
+        DescriptorSide(0x3800, ((1, 128),)),
+    )  # fmt: skip
+    golden, queues = execute(machine, programs, [out], at_most=600)
+    assert machine.reg_read(address_of("status")) == DONE
+    golden.run(queues)
+    assert np.array_equal(machine.sbuf_read(), golden.sbuf)
+    assert np.array_equal(np.frombuffer(machine.hbm_read(0, HBM.size_bytes), np.uint8), golden.hbm)
+    assert count(machine, "pool_elements") == count(machine, "dve_elements") == 8 * n

@@ -822,7 +822,7 @@ def lane_element(rng, scalars):
     ops = [list(AluOp)[k] for k in rng.integers(len(AluOp), size=2)]
     numbers = [int(rng.choice(CORNERS)) for _ in range(2)]
     own, reverse = rng.integers(2, size=2).tolist(), rng.integers(2, size=2).tolist()
-    is_signed, writes = (int(v) for v in rng.integers(2, size=2))
+    is_signed = int(rng.integers(2))
     load = (rng.random(2) < 0.2).tolist()
     shifts = rng.integers(4, size=2).tolist()
     multiplier = int(rng.integers(-3, 4))
@@ -834,13 +834,12 @@ def lane_element(rng, scalars):
     inputs = {
         "sbuf": rng.integers(1 << 32, size=4).tolist(),
         "sbuf1": rng.integers(1 << 32, size=4).tolist(),
-        "other": int(rng.integers(1 << 32)),
         "multiplier": multiplier & 0xFFFFFFFF, "first_partition": first_partition,
         "affine": affine & 0xFFFFFFFF, "iota": iota, "shift0": shifts[0], "shift1": shifts[1],
         "dtype": INT32.code, "compare": compare, "converts": converts,
         "pair": is_pair, "op0": ops[0], "op1": ops[1], "is_signed": is_signed,
         "is_signed_late": is_signed, "selects": selects, "value": 0x42F60000,
-        "dst_dtype": FP32.code, "saturate": 0, "raw_bits": 1, "writes": writes,
+        "dst_dtype": FP32.code, "saturate": 0, "raw_bits": 1,
     }  # fmt: skip
     for k, fmt in enumerate(formats):
         inputs |= {
@@ -866,7 +865,7 @@ def lane_element(rng, scalars):
         x = inputs["value"]
     for k, value in enumerate((first, sources[1])):
         scalars[k] = value if load[k] else scalars[k]
-    return inputs, x if writes else None
+    return inputs, x
 
 
 ROW = 5
@@ -876,8 +875,7 @@ def test_a_lane_takes_another_kind_of_element_in_every_cycle(rng):
     dut, scalars, compared = GpSimdLane(), [0, 0], 0
     elements = [lane_element(rng, scalars) for _ in range(700)]
     steps = [inputs for inputs, _ in elements] + [elements[0][0]] * (LANE_CYCLES + 1)
-    late = {"sbuf": 0, "sbuf1": 0, "other": LANE_CYCLES}
-    late |= {name: cycle for name, (_, cycle) in CONTROLS.items()}
+    late = {"sbuf": 0, "sbuf1": 0} | {name: cycle for name, (_, cycle) in CONTROLS.items()}
 
     async def testbench(ctx):
         nonlocal compared
@@ -891,7 +889,6 @@ def test_a_lane_takes_another_kind_of_element_in_every_cycle(rng):
                         ctx.set(port[k] if isinstance(value, list) else port, int(bits))
             if cycle >= LANE_CYCLES:
                 inputs, want = elements[cycle - LANE_CYCLES]
-                want = inputs["other"] if want is None else want
                 got = ctx.get(dut.raw)
                 assert got == want, f"{inputs}: {got:#x}, not {want:#x}"
                 compared += 1
