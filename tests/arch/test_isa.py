@@ -173,6 +173,27 @@ def test_words_are_frozen():
     assert activation[0:2].hex() == "2801"
     word = 15 | 1 << 7 | 0x3F800000 << 8 | 0x20 << 40 | 0x80000000 << 72
     assert activation[88:] == word.to_bytes(40, "little")
+    function = {"offset": 0xFFFFFFFE, "channel_multiplier": 3, "step0": 1, "step3": 0x80000000}
+    iota = isa.Iota(dst=sbuf, saturate=1, **function).encode()
+    assert iota[0:2].hex() == "3803"
+    places = "feffffff0300000001000000000000000000000000000080"
+    assert iota[60:].hex() == places + "01" + "00" * 43
+    select = isa.AffineSelect(
+        dst=sbuf, src=sbuf, compare=isa.Compare.LESS, value=0x3F800000, saturate=1, **function
+    ).encode()
+    assert select[0:2].hex() == "3903"
+    assert select[88:112].hex() == places
+    assert select[112:] == (13 | 0x3F800000 << 5 | 1 << 37).to_bytes(16, "little")
+    whole = AccessPattern(formats.INT16, 0, 4, 0, ((1, 8),))
+    both = isa.IntegerTensorTensor(dst=whole, src0=whole, src1=whole, op=isa.AluOp.LESS).encode()
+    assert both[0:2].hex() == "3a03"
+    assert both[116:].hex() == "0d" + "00" * 11
+    scalar = isa.IntegerTensorScalar(
+        dst=whole, src=whole, op0=isa.AluOp.ADD, op1=isa.AluOp.RIGHT_SHIFT, reverse0=1, **scalars
+    ).encode()
+    assert scalar[0:2].hex() == "3b03"
+    word = 1 | 22 << 5 | 1 << 10 | 1 << 13 | 0x3F800000 << 14 | 0x40 << 46
+    assert scalar[88:] == word.to_bytes(40, "little")
     dma = isa.DmaStart(table=0x1280, first=1, engines_used=2, queue=3, count=4).encode()
     assert dma[0:2].hex() == "3004"
     assert dma[32:42].hex() == "80120000000102430000"

@@ -44,7 +44,8 @@ def test_kernels_have_the_bits_of_the_golden_model(machine, rng, capsys):
         error = call.error(got, args)
         run = dev.last_run
         seen[call.name] = run.cycles
-        busy = {unit: run.counters[f"{unit}_busy"] / run.cycles for unit in ("pe", "act", "dve")}
+        units = ("pe", "act", "dve", "pool")
+        busy = {unit: run.counters[f"{unit}_busy"] / run.cycles for unit in units}
         with capsys.disabled():
             print(
                 f"\n{name:5} {call.name:48} {run.cycles:9,} cycles, error {error:.1e}, busy: "
