@@ -247,7 +247,7 @@ def test_an_engine_leaves_gaps_for_a_load_into_its_bank(engine, machine):
 
 def test_three_engines_write_the_state_buffer_at_once(machine):
     """The vector and GpSimd engines share ports, and give way to the scalar engine's writes."""
-    n = 24
+    n = 56  # so long that both engines always have an instruction that waits
 
     def line(offset, fmt=formats.FP32):
         return AccessPattern(fmt, 0, N, offset, ((1, n),))

@@ -766,11 +766,11 @@ def test_an_instruction_that_waits_for_psum_holds_nobody_up(rng):
 
 def test_an_engine_whose_updates_are_not_taken_does_not_hold_up_the_other(rng):
     bench = Bench(CONFIG, rng)
-    mine = [some(KINDS[i % 4], 2, i) for i in range(30)]
+    mine = [some(KINDS[i % 4], 2, i) for i in range(60)]
     others = [
-        copy(line(FP32, 768 + 4 * i, 3), line(FP32, 0, 3), update=update(i)) for i in range(30)
+        copy(line(FP32, 768 + 4 * i, 3), line(FP32, 0, 3), update=update(i)) for i in range(60)
     ]
-    bench.ready = lambda cycle: cycle > 600
+    bench.ready = lambda cycle: cycle > 900
 
     async def body(ctx):
         await together(ctx, bench.feed(ctx, mine), bench.vector.feed(ctx, others))
@@ -778,8 +778,8 @@ def test_an_engine_whose_updates_are_not_taken_does_not_hold_up_the_other(rng):
         bench.expect(mine + others)
 
     bench.run(body)
-    assert bench.vector.updates[-1][0] < 300
-    assert bench.updates[0][0] == 601
+    assert bench.vector.updates[-1][0] < 800
+    assert bench.updates[0][0] == 901
 
 
 def test_a_chain_through_both_engines_reads_what_the_updates_announced(rng):
