@@ -21,6 +21,7 @@ from makalu.rtl.arch.isa import (
     Space,
     TensorReduce,
     TensorScalar,
+    TensorTensorScan,
     decode,
 )
 from makalu.sim.golden import GoldenCore
@@ -139,20 +140,23 @@ def test_the_generator_reaches_every_instruction_and_format(seed):
             windows.add((descriptor.src.address >> 40, descriptor.dst.address >> 40))
     assert len(mnemonics) == len(INSTRUCTIONS)
     assert windows == {(0, 0), (0, 1), (1, 0), (1, 1)}
-    assert len(formats) == 8 + 8 + 1 + 14 * (2 + 1 + 3 + 2 + 3 + 2 + 2 + 1 + 2) + 6 * (3 + 2)
+    assert len(formats) == 8 + 8 + 1 + 14 * (2 + 1 + 3 + 2 + 3 + 2 + 2 + 1 + 2 + 3 + 2) + 6 * (
+        3 + 2 + 1
+    )
     chosen = (AluOp, Compare, Function, ReduceOp)
     assert ops >= {(cls.mnemonic, name, int(op)) for cls in INSTRUCTIONS.values()
                    for name, item, _ in cls.scalars if item.values in chosen
                    for op in item.values}  # fmt: skip
     assert pointers == {
         (TensorScalar, 0, 0), (TensorScalar, 0, 1), (TensorScalar, 1, 0), (TensorScalar, 1, 1),
-        (ScalarTensorTensor, 0), (ScalarTensorTensor, 1),
+        (ScalarTensorTensor, 0), (ScalarTensorTensor, 1), (TensorTensorScan, 0),
+        (TensorTensorScan, 1),
         (Activation, 0, 0), (Activation, 0, 1), (Activation, 1, 0), (Activation, 1, 1),
         *((IntegerTensorScalar, i, j) for i in range(2) for j in range(2)),
     }  # fmt: skip
     assert in_place == {
         "tensortensor", "tensorscalar", "scalartensortensor", "activation", "affineselect",
-        "integertensortensor", "integertensorscalar",
+        "integertensortensor", "integertensorscalar", "tensortensorscan", "copypredicated",
     }  # fmt: skip
     assert rows == {0, 1, 2, 3}
 
