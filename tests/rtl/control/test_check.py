@@ -421,8 +421,9 @@ def mutations(word, cls, queue, config, rng):
             for counts in HUGE:
                 # The other operand has no elements at all.
                 wrong = word
-                for _, _, other in cls.operands:
-                    wrong = change(wrong, bit=other, **{**flat, "count0": 0}, dtype=fp32, offset=0)
+                for _, item, other in cls.operands:
+                    four = next(fmt for fmt in item.formats if fmt.bytes == 4).code
+                    wrong = change(wrong, bit=other, **{**flat, "count0": 0}, dtype=four, offset=0)
                 wrong = change(wrong, **{f"count{i}": c for i, c in enumerate(counts)})
                 yield f"{name} elements {counts}", queue, wrong, count
         if index and cls is not MatmulMoving:
