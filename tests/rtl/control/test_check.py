@@ -442,10 +442,10 @@ def mutations(word, cls, queue, config, rng):
 
     sources = [bit for _, operand, bit in cls.operands if not operand.writes]
     if len(sources) > 1 and all(Space.PSUM in op.spaces for _, op, _ in cls.operands[1:]):
-        fp32 = next(fmt.code for fmt in FORMATS if fmt.bytes == 4)
         both = word
-        for bit in sources:
-            flat = {"space": Space.PSUM, "dtype": fp32, "offset": 0}
+        for bit, operand in zip(sources, (op for _, op, _ in cls.operands[1:]), strict=True):
+            four = next(fmt.code for fmt in operand.formats if fmt.bytes == 4)
+            flat = {"space": Space.PSUM, "dtype": four, "offset": 0}
             flat |= {f"step{i}": 0 for i in range(4)}
             for member, value in flat.items():
                 both = put_pattern(both, bit, member, value)
