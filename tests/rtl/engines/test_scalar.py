@@ -1,5 +1,6 @@
 """Scalar engine on a real state buffer: values, tables, cycles, what it tells the vector engine."""
 
+import functools
 import re
 from dataclasses import replace
 
@@ -116,10 +117,16 @@ class Bench:
             )
         return seen
 
+    @classmethod
+    @functools.cache
+    def shared(cls):
+        """One for all tests: compiling takes a while."""
+        return cls()
 
-@pytest.fixture(scope="module")
+
+@pytest.fixture
 def bench():
-    return Bench()
+    return Bench.shared()
 
 
 def cycles(seen, name):
