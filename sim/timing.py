@@ -96,7 +96,7 @@ def _new_words(ap):
 def _reads(instruction):
     """Cycles in which elements are read, refusals by the other source's bank included."""
     sources = _sources(instruction)
-    count = sources[0].elements if sources else instruction.dst.elements
+    count = sources[0].elements if sources else instruction.values["dst"].elements
     if isinstance(instruction, TensorTensorScan):
         # A refused read has time in which nothing else is read, but delays its element.
         count = SCAN_CYCLES * (count - 1) + 1
@@ -163,9 +163,9 @@ def interval(instruction, config):
     """
     del config
     if isinstance(instruction, MatmulMoving):
-        return max(instruction.src.elements, PSUM_ADD_CYCLES)
+        return max(instruction.values["src"].elements, PSUM_ADD_CYCLES)
     if isinstance(instruction, LoadStationary):
-        return -(-instruction.src.elements // WEIGHTS_PER_CYCLE)
+        return -(-instruction.values["src"].elements // WEIGHTS_PER_CYCLE)
     if instruction.engine not in _ENGINES:
         raise TypeError(f"{instruction.mnemonic} on {instruction.engine.name} has no interval")
     engine = _ENGINES[instruction.engine]
