@@ -117,3 +117,15 @@ def pytest_runtest_protocol(item):
         Simulator.__init__ = recording
         recorders.callback(setattr, Simulator, "__init__", right)
         return (yield)
+
+
+# Reports ------------------------------------------------------------------------------------------
+
+
+def pytest_terminal_summary(terminalreporter):
+    """What tests have to report at the end of a run: their property ``report``."""
+    for report in terminalreporter.stats.get("passed", []):
+        for name, text in report.user_properties:
+            if name == "report":
+                terminalreporter.section(report.nodeid)
+                terminalreporter.write_line(text)

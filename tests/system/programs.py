@@ -94,6 +94,7 @@ SPECIAL = np.array(
         0, 0x80000000, 1, 0x80000001, 0x007FFFFF, 0x00800000, 0x7F7FFFFF, 0xFF7FFFFF, 0x7F800000,
         0xFF800000, 0x7FC00000, 0xFFC00000, 0x7F800001, 0x7FA00000, 0xFFFFFFFF, 0x3F800000,
         0x3F801000, 0x3F800FFF, 0x7F807F80, 0x00017C00, 0xFC007BFF, 0x80010001, 0x7E7F7C7B,
+        0x7F7FE000, 0x7FFFFFFF, 0x80007FFF, 0x00800001,
     ],
     np.uint32,
 )  # fmt: skip
@@ -116,7 +117,7 @@ def contents(rng, nbytes):
         shape = len(mine), 64 // np.dtype(dtype).itemsize
         values = rng.standard_normal(shape) * 2.0 ** rng.integers(-6, 6, (len(mine), 1))
         out[mine] = values.astype(dtype).view(np.uint8)
-    mine = np.flatnonzero(kinds == 4)
+    mine = np.flatnonzero(kinds >= 4)
     out[mine] = SPECIAL[rng.integers(0, len(SPECIAL), (len(mine), 16))].view(np.uint8)
     return out.reshape(-1)
 
