@@ -752,6 +752,8 @@ def test_ctrl_c_ends_cleanly(tmp_path):
     process = subprocess.Popen(
         [sys.executable, "-c", code, "run", str(path), "--backend", "golden"],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        # A test run in the background ignores the signal, and so would what it starts.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )  # fmt: skip
     assert process.stdout.readline() == "ready\n"
     time.sleep(0.1)
