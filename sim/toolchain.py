@@ -462,6 +462,10 @@ def _block_wrapper(name, verilog):
 
     The module's outputs must be functions of its registers alone: it is evaluated once per rising
     edge, with what its inputs were just before, and shows its outputs after it.
+
+    While its inputs are those of the cycle before, and that cycle changed nothing in it, it is not
+    evaluated: the same inputs would again change nothing. What is written into its memories behind
+    its back counts from the next change of ``blocks_epoch`` (see :func:`verilate_into`).
     """
     text = next(match[0] for match in _MODULE.finditer(verilog) if match[1] == name)
     ports = [(d, int(high or 0) + 1, port) for d, high, port in _PORT.findall(text)]
@@ -525,24 +529,48 @@ def _block_wrapper(name, verilog):
             return f"{port}[0] = (uint32_t){member(port)}; {port}[1] = {member(port)} >> 32;"
         return f"memcpy({port}, &{member(port)}, {4 * ((width + 31) // 32)});"
 
+    def same(width, port):
+        if width == 1:
+            return f"{member(port)} == {port}"
+        if width <= 32:
+            return f"{member(port)} == {port}[0]"
+        if width <= 64:
+            return f"{member(port)} == ({port}[0] | (uint64_t){port}[1] << 32)"
+        return f"!memcmp(&{member(port)}, {port}, {4 * ((width + 31) // 32)})"
+
     ins = ", ".join(["void* h", *(parameter(w, p, "in") for w, p in inputs)])
     outs = ", ".join(parameter(w, p, "out") for w, p in outputs)
     gives = " ".join(give(w, p) for w, p in outputs)
     code = [
         f'#include "V{name}.h"',
+        f'#include "V{name}___024root.h"',
         '#include "svdpi.h"',
+        "#include <atomic>",
         "#include <cstdint>",
         "#include <cstring>",
+        "extern std::atomic<uint64_t> blocks_epoch;",
+        f"struct {name}_block {{",
+        f"  V{name} model;",
+        "  uint64_t still = 0;  // the epoch in which it was found to change nothing",
+        f"  char before[sizeof(V{name}___024root)];",
+        f"  explicit {name}_block(const char* scope) : model(scope) {{}}",
+        "};",
         'extern "C" {',
         f"void* {name}_create(const char* scope) {{",
-        f"  auto t = new V{name}(scope); t->clk = 0; t->eval(); return t;",
+        f"  auto b = new {name}_block(scope); b->model.clk = 0; b->model.eval(); return b;",
         "}",
-        f"void {name}_final(void* h) {{ auto t = (V{name}*)h; t->final(); delete t; }}",
-        f"void {name}_peek(void* h, {outs}) {{ auto t = (V{name}*)h; {gives} }}",
+        f"void {name}_final(void* h) {{ auto b = ({name}_block*)h; b->model.final(); delete b; }}",
+        f"void {name}_peek(void* h, {outs}) {{ auto t = &(({name}_block*)h)->model; {gives} }}",
         f"void {name}_step({ins}, {outs}) {{",
-        f"  auto t = (V{name}*)h;",
+        f"  auto b = ({name}_block*)h; auto t = &b->model;",
+        "  bool same = " + " && ".join([*(same(w, p) for w, p in inputs), "true"]) + ";",
+        "  uint64_t epoch = blocks_epoch.load(std::memory_order_relaxed);",
+        f"  if (same && b->still == epoch) {{ {gives} return; }}",
+        "  if (same) memcpy(b->before, (const void*)t->rootp, sizeof b->before);",
         "  " + " ".join(take(w, p) for w, p in inputs),
         f"  t->clk = 1; t->eval(); {gives} t->clk = 0; t->eval();",
+        "  same = same && !memcmp(b->before, (const void*)t->rootp, sizeof b->before);",
+        "  b->still = same ? epoch : 0;",
         "}",
         "}",
         "",
@@ -611,6 +639,9 @@ def verilate_into(
 
     Further arguments: ``cxx``, the command of the compiler; ``keep``, which leaves what Verilator
     wrote in ``work / "build"``; ``linked``, called before linking (see :func:`first_link`).
+
+    With ``blocks`` the glue may write into their memories, after which it must change
+    ``extern std::atomic<uint64_t> blocks_epoch``, which starts at 1.
     """
     cxx = find_cxx() if cxx is None else cxx
     verilator = find_verilator()
@@ -635,7 +666,8 @@ def verilate_into(
     # A block is verilated by itself, once; the top gets a wrapper in place of its module.
     run_all(
         [
-            [*common, "--top-module", block, "--prefix", f"V{block}", "--Mdir", str(build / block),
+            [*common, "--flatten", "--top-module", block, "--prefix", f"V{block}",
+             "--Mdir", str(build / block),
              *control, str(source)]
             for block in blocks
         ],
@@ -657,7 +689,8 @@ def verilate_into(
         cwd=build, env=environment,
     )  # fmt: skip
 
-    (build / "glue.cpp").write_text(glue)
+    epoch = "#include <atomic>\n#include <cstdint>\nstd::atomic<uint64_t> blocks_epoch{1};\n"
+    (build / "glue.cpp").write_text(epoch + glue)
     units, runtime = {opt: [], "-O0": []}, set()
     for prefix, folder in [("Vtop", model), *((f"V{block}", build / block) for block in blocks)]:
         lists = _make_lists(folder / f"{prefix}_classes.mk")

@@ -246,7 +246,7 @@ class FunctionUnit(wiring.Component):
         Cycle 6: the result has the argument's sign; the reduction is ANGLE.
     finish, alpha : :py:`In(Finish)`, :py:`In(32)`
         Cycle 30.
-    table : :py:`In(TableWrite)`
+    entry : :py:`In(TableWrite)`
         What is written in a cycle can be read from the next on. An element reads in cycles 6 to 28.
     result : :py:`Out(32)`
         Binary32, cycle :data:`FUNCTION_CYCLES` = 35. Every NaN is the canonical one.
@@ -269,7 +269,7 @@ class FunctionUnit(wiring.Component):
     def __init__(self, *, memory=None):
         self.memory = TableMemory() if memory is None else memory
         super().__init__(
-            {"x": In(32), **_UNIT_CONTROLS, "table": In(TableWrite), "result": Out(32)}
+            {"x": In(32), **_UNIT_CONTROLS, "entry": In(TableWrite), "result": Out(32)}
         )
 
     def elaborate(self, platform):
@@ -419,9 +419,9 @@ class FunctionUnit(wiring.Component):
             ahead.eq(r[at][23:31] - FIRST_EXPONENT),
             binade.eq(Mux(ahead < 0, 0, ahead)),
             reader.addr.eq(Cat(binade, r[at][31])),
-            writer.addr.eq(self.table.index),
-            writer.data.eq(self.table.binade),
-            writer.en.eq(self.table.valid & (self.table.index < 2 * BINADES)),
+            writer.addr.eq(self.entry.index),
+            writer.data.eq(self.entry.binade),
+            writer.en.eq(self.entry.valid & (self.entry.index < 2 * BINADES)),
         ]
         base, shift = reader.data[:_INDEX_BITS], reader.data[_INDEX_BITS:]
         leading = Signal(_INDEX_BITS)
@@ -437,9 +437,9 @@ class FunctionUnit(wiring.Component):
             m.submodules[name] = memory = Memory(contents)
             writer, reader = memory.write_port(), memory.read_port()
             m.d.comb += [
-                writer.addr.eq(self.table.index),
-                writer.data.eq(self.table.segment[k]),
-                writer.en.eq(self.table.valid),
+                writer.addr.eq(self.entry.index),
+                writer.data.eq(self.entry.segment[k]),
+                writer.en.eq(self.entry.valid),
             ]
             yield reader.addr, reader.data
 
@@ -488,7 +488,7 @@ class ActivationLane(wiring.Component):
         As in :class:`FunctionUnit`, 7 cycles later.
     dst_dtype, saturate : :py:`In(4)`, :py:`In(1)`
         Cycle 42.
-    table : :py:`In(TableWrite)`
+    entry : :py:`In(TableWrite)`
         An element reads in the cycles :data:`TABLE_CYCLES`, 13 to 35.
     raw : :py:`Out(32)`
         Cycle :data:`ACTIVATION_LANE_CYCLES` = 44: the element in the low bits.
@@ -516,7 +516,7 @@ class ActivationLane(wiring.Component):
                 "scale": In(32),
                 "bias": In(32),
                 **_UNIT_CONTROLS,
-                "table": In(TableWrite),
+                "entry": In(TableWrite),
                 "dst_dtype": In(4),
                 "saturate": In(1),
                 "raw": Out(32),
@@ -553,7 +553,7 @@ class ActivationLane(wiring.Component):
             argument.b.eq(Mux(self.own_scale, own_scale, self.scale)),
             argument.c.eq(bias[_ARGUMENT_CYCLE + _ADDEND_CYCLE]),
             unit.x.eq(argument.result),
-            unit.table.eq(self.table),
+            unit.entry.eq(self.entry),
             cast_out.value.eq(unit.result),
             cast_out.dtype.eq(self.dst_dtype),
             cast_out.saturate.eq(self.saturate),
@@ -584,7 +584,7 @@ class ActivationTables(wiring.Component):
     busy : :py:`Out(1)`
         Registered. From the cycle after ``load`` until the last entry has been written; not at all
         if the table is in the lanes or the function has none.
-    table : :py:`Out(TableWrite)`
+    entry : :py:`Out(TableWrite)`
         Registered: to all lanes.
 
     Timing
@@ -602,7 +602,7 @@ class ActivationTables(wiring.Component):
                 "load": In(1),
                 "held": Out(1),
                 "busy": Out(1),
-                "table": Out(TableWrite),
+                "entry": Out(TableWrite),
             }
         )
 
@@ -653,9 +653,9 @@ class ActivationTables(wiring.Component):
             m.d.sync += index.eq(index + 1)
         m.d.sync += [
             arriving.eq(reading),
-            self.table.valid.eq(arriving),
-            self.table.index.eq(index),
-            Cat(self.table.segment, self.table.binade).eq(reader.data),
+            self.entry.valid.eq(arriving),
+            self.entry.index.eq(index),
+            Cat(self.entry.segment, self.entry.binade).eq(reader.data),
             self.busy.eq(begin | reading | arriving),
         ]
         return m

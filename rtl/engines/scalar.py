@@ -166,7 +166,7 @@ class ScalarEngine(wiring.Component):
                     m.d.comb += [lane.bounds[i].eq(value.word_select(i, 31)) for i in range(2)]
                 else:
                     m.d.comb += getattr(lane, name).eq(value)
-            m.d.comb += [lane.table.eq(tables.table), write.data[p].eq(lane.raw)]
+            m.d.comb += [lane.entry.eq(tables.entry), write.data[p].eq(lane.raw)]
         return m
 
     def _tables(self, m, seq, tables):

@@ -45,6 +45,7 @@ thread_local Machine* current;   // whose HBM the model being evaluated reads
 
 void enter(Machine* m) {
     current = m;
+    ++blocks_epoch;  // Python may have written into memories
     Verilated::threadContextp(&m->context);
 }
 

@@ -24,7 +24,10 @@ __all__ = ["VerilatorMachine", "build"]
 
 _TOP = "sim_top"
 _GLUE = Path(__file__).with_suffix(".cpp")
-_BLOCKS = ("row", "array_edge", "sbuf_slice", "psum_slice", "vector_lane")
+_BLOCKS = (
+    "row", "array_edge", "sbuf_slice", "psum_slice", "vector_lane", "activation_lane",
+    "gpsimd_lane",
+)  # fmt: skip
 _VERILATOR_ARGS = ("--output-split", "20000", "--output-split-cfuncs", "2000")
 
 

@@ -192,3 +192,105 @@ def test_one_failing_command_stops_the_others():
     ]
     with pytest.raises(toolchain.BuildError, match="bad luck"):
         toolchain.run_all(commands, jobs=2)
+
+
+PAIR = """
+module part(clk, address, step, data, count);
+  input clk;
+  input [1:0] address;
+  input [39:0] step;
+  output [7:0] data;
+  output [39:0] count;
+  reg [7:0] mem [3:0];
+  reg [7:0] data;
+  reg [39:0] count;
+  initial count = 0;
+  always @(posedge clk) begin
+    data <= mem[address];
+    count <= count + step;
+  end
+endmodule
+module pair(clk, address, step, data, count, data2, count2);
+  input clk;
+  input [1:0] address;
+  input [39:0] step;
+  output [7:0] data;
+  output [39:0] count;
+  output [7:0] data2;
+  output [39:0] count2;
+  part one (.clk(clk), .address(address), .step(step), .data(data), .count(count));
+  part two (.clk(clk), .address(data[1:0]), .step(count), .data(data2), .count(count2));
+endmodule
+"""
+
+PAIR_GLUE = """
+#include "Vtop.h"
+#include "verilated.h"
+#include "verilated_syms.h"
+#include <cstring>
+struct Context : VerilatedContext { Context() { Verilated::threadContextp(this); } };
+struct Pair { Context context; Vtop top{&context}; };
+extern "C" {
+void* open_pair() { auto p = new Pair; p->top.clk = 0; p->top.eval(); return p; }
+void close_pair(void* p) { delete static_cast<Pair*>(p); }
+void write_pair(void* p, int cell, int address, int value) {
+    ++blocks_epoch;
+    for (auto& [name, scope] : *static_cast<Pair*>(p)->context.scopeNameMap()) {
+        if (!scope->varsp() || !strstr(name, cell ? "two" : "one")) continue;
+        for (auto& [variable, info] : *scope->varsp())
+            if (!strcmp(variable, "mem")) static_cast<unsigned char*>(info.datap())[address] = value;
+    }
+}
+unsigned long long step_pair(void* p, int address, unsigned long long step) {
+    Vtop& top = static_cast<Pair*>(p)->top;
+    top.address = address;
+    top.step = step;
+    top.clk = 1;
+    top.eval();
+    top.clk = 0;
+    top.eval();
+    return (top.data ^ top.data2 << 8 ^ top.count << 16) + top.count2 * 0x9E3779B97F4A7C15;
+}
+}
+"""
+
+
+@pytest.mark.verilator
+def test_a_block_that_stands_still_notices_every_change(cache, rng):
+    needs_verilator()
+
+    def library(**changes):
+        path = build(
+            name="pair", verilog=PAIR, top="pair", glue=PAIR_GLUE,
+            config='`verilator_config\npublic_flat_rw -module "part" -var "mem"\n', **changes,
+        )  # fmt: skip
+        loaded = ctypes.CDLL(str(path))
+        loaded.open_pair.restype = loaded.step_pair.restype = ctypes.c_void_p
+        loaded.step_pair.restype = ctypes.c_uint64
+        loaded.step_pair.argtypes = ctypes.c_void_p, ctypes.c_int, ctypes.c_uint64
+        loaded.write_pair.argtypes = [ctypes.c_void_p] + [ctypes.c_int] * 3
+        loaded.close_pair.argtypes = [ctypes.c_void_p]
+        return loaded, loaded.open_pair()
+
+    models = [library(), library(blocks=("part",))]
+    address, step = 0, 0
+    for value in range(8):  # memories start with whatever Verilator left in them
+        for model, handle in models:
+            model.write_pair(handle, value % 2, value // 2, value)
+    changes = rng.choice(["nothing", "address", "step", "memory"], 20_000, p=[0.7, 0.1, 0.1, 0.1])
+    seen = set()
+    for change in changes:
+        if change == "address":
+            address = int(rng.integers(4))
+        elif change == "step":
+            step = int(rng.choice([0, 0, 0, 1, 1 << 39]))
+        elif change == "memory":
+            where = int(rng.integers(2)), int(rng.integers(4)), int(rng.integers(256))
+            for model, handle in models:
+                model.write_pair(handle, *where)
+        flat, blocks = (model.step_pair(handle, address, step) for model, handle in models)
+        assert flat == blocks
+        seen.add(flat)
+    assert len(seen) > 1000
+    for model, handle in models:
+        model.close_pair(handle)

@@ -241,13 +241,13 @@ def test_a_table_is_written_once_and_as_it_is_declared():
             table = load_tables()[function]
             entries, cycles = [], 0
             while ctx.get(dut.busy):
-                if ctx.get(dut.table.valid):
-                    assert ctx.get(dut.table.index) == len(entries)
-                    binade = ctx.get(dut.table.binade)
-                    entries.append([ctx.get(dut.table.segment[k]) for k in range(7)] + [binade])
+                if ctx.get(dut.entry.valid):
+                    assert ctx.get(dut.entry.index) == len(entries)
+                    binade = ctx.get(dut.entry.binade)
+                    entries.append([ctx.get(dut.entry.segment[k]) for k in range(7)] + [binade])
                 await ctx.tick()
                 cycles += 1
-            assert not ctx.get(dut.table.valid)
+            assert not ctx.get(dut.entry.valid)
             if wanted:
                 count = max(len(table.segments), 2 * BINADES)
                 assert (len(entries), cycles) == (count, count + 2)
@@ -280,7 +280,7 @@ class Bench(wiring.Component):
         m.d.comb += [
             tables.function.eq(self.function),
             tables.load.eq(self.load),
-            unit.table.eq(tables.table),
+            unit.entry.eq(tables.entry),
             self.result.eq(unit.result),
             self.busy.eq(tables.busy),
         ]
@@ -359,7 +359,7 @@ def test_the_controls_are_named_with_their_cycles():
     ports = {
         name
         for name, member in ActivationLane().signature.members.items()
-        if member.flow == In and name not in ("sbuf", "psum", "table")
+        if member.flow == In and name not in ("sbuf", "psum", "entry")
     }
     assert ports == set(CONTROL_CYCLES)
     assert max(CONTROL_CYCLES.values()) < ACTIVATION_LANE_CYCLES
