@@ -238,7 +238,7 @@ void write_pair(void* p, int cell, int address, int value) {
     for (auto& [name, scope] : *static_cast<Pair*>(p)->context.scopeNameMap()) {
         if (!scope->varsp() || !strstr(name, cell ? "two" : "one")) continue;
         for (auto& [variable, info] : *scope->varsp())
-            if (!strcmp(variable, "mem")) static_cast<unsigned char*>(info.datap())[address] = value;
+            if (!strcmp(variable, "mem")) ((unsigned char*)info.datap())[address] = value;
     }
 }
 unsigned long long step_pair(void* p, int address, unsigned long long step) {
