@@ -22,6 +22,7 @@ from ..rtl.arch.isa import (
     DESCRIPTOR_BYTES,
     DESCRIPTOR_COPY,
     DESCRIPTOR_LAYOUT,
+    EIGHT,
     HEADER,
     INSTRUCTIONS,
     WORD_BYTES,
@@ -35,12 +36,15 @@ from ..rtl.arch.isa import (
     Engine,
     ErrorCode,
     EventSemaphore,
+    FindIndex8,
     Half,
     IntegerTensorScalar,
     IntegerTensorTensor,
     Iota,
     LoadStationary,
+    MatchReplace8,
     MatmulMoving,
+    Max8,
     Memset,
     ScalarTensorTensor,
     Space,
@@ -202,12 +206,16 @@ def check_word(word, engine, config):
 
     # How large they are
     for ap, operand, bit in patterns:
-        limit = {None: None, "cols": config.cols, "bank": config.psum_bank_words}[operand.limit]
-        if limit is not None and ap.elements > limit:
+        limits = {None: None, "cols": config.cols, "bank": config.psum_bank_words}
+        limit = limits.get(operand.limit, operand.limit)
+        too_many = limit is not None and ap.elements > limit
+        if too_many or operand.exactly not in (None, ap.elements):
             raise _Illegal(ErrorCode.SIZE_MISMATCH, bit + _PATTERN_BIT["count0"])
     if len(patterns) > 1:
         dst, _, bit = patterns[0]
         for ap, operand, _ in patterns[1:]:
+            if operand.exactly or patterns[0][1].exactly:
+                continue
             dims = ap.dims
             if operand.reduced:
                 dims = dims[getattr(instruction, operand.reduced) + 1 :]
@@ -999,6 +1007,52 @@ def _copy_predicated(core, instruction):
         wanted = ~wanted
     core.count("dve_elements", src.elements)
     core.memory(dst.space).write(dst, new, wanted)
+
+
+def _order(bits):
+    """Binary32 numbers as unsigned ones in the order of IEEE 754's totalOrder."""
+    return np.where(bits >> 31 == 1, ~bits, bits | np.uint32(1 << 31))
+
+
+@executes(Max8)
+def _max8(core, instruction):
+    src = instruction.src
+    bits = _operand_bits(core, src, bitwise=False)
+    places = np.argsort(~_order(bits), axis=1, kind="stable")[:, :EIGHT]
+    result = np.full((len(bits), EIGHT), 0xFFFFFFFF, np.uint32)
+    result[:, : places.shape[1]] = np.take_along_axis(bits, places, axis=1)
+    core.count("dve_elements", src.elements + EIGHT)
+    _store_bits(core, instruction, result, bitwise=False)
+
+
+def _find8(core, instruction):
+    """Where the eight values are, ``[partitions, 8]``: -1 where they are not; and the elements."""
+    bits = _operand_bits(core, instruction.src, bitwise=False)
+    values = _operand_bits(core, instruction.vals, bitwise=False)
+    found = np.full(values.shape, -1)
+    for row, (elements, wanted) in enumerate(zip(bits, values, strict=True)):
+        for value in np.unique(wanted):
+            places = np.flatnonzero(elements == value)
+            slots = np.flatnonzero(wanted == value)[: len(places)]
+            found[row, slots] = places[: len(slots)]
+    return found, bits
+
+
+@executes(FindIndex8)
+def _find_index8(core, instruction):
+    found, _ = _find8(core, instruction)
+    core.count("dve_elements", instruction.src.elements + 2 * EIGHT)
+    _store_bits(core, instruction, found.astype(np.uint32), bitwise=True)
+
+
+@executes(MatchReplace8)
+def _match_replace8(core, instruction):
+    found, bits = _find8(core, instruction)
+    bits = bits.copy()
+    rows, slots = np.nonzero(found >= 0)
+    bits[rows, found[rows, slots]] = instruction.value
+    core.count("dve_elements", instruction.src.elements + EIGHT)
+    _store_bits(core, instruction, bits, bitwise=False)
 
 
 @executes(Activation)

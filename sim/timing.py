@@ -14,6 +14,7 @@ import numpy as np
 from ..rtl.arch import formats
 from ..rtl.arch.config import TRN
 from ..rtl.arch.isa import (
+    EIGHT,
     AccessPattern,
     Activation,
     AffineSelect,
@@ -21,10 +22,13 @@ from ..rtl.arch.isa import (
     Compare,
     CopyPredicated,
     Engine,
+    FindIndex8,
     Function,
     Iota,
     LoadStationary,
+    MatchReplace8,
     MatmulMoving,
+    Max8,
     Memset,
     ReduceOp,
     ScalarTensorTensor,
@@ -96,6 +100,10 @@ def _new_words(ap):
 def _reads(instruction):
     """Cycles in which elements are read, refusals by the other source's bank included."""
     sources = _sources(instruction)
+    if isinstance(instruction, Max8 | FindIndex8 | MatchReplace8):
+        # The values, the elements, the results: never two sources at once.
+        eights = {Max8: 1, FindIndex8: 2, MatchReplace8: 1}[type(instruction)]
+        return sources[0].elements + EIGHT * eights
     count = sources[0].elements if sources else instruction.values["dst"].elements
     if isinstance(instruction, TensorTensorScan):
         # A refused read has time in which nothing else is read, but delays its element.
@@ -273,6 +281,12 @@ def _cases(n):
         max(MIN_II, 2 * n),
         ("an element waits for both operations of the one before, each of four stages and rounded"),
     )
+    held = "eight numbers are read before, or written after, the elements"
+    vals = _row(f, 8 * n + WORD_BYTES, 8)
+    yield "max8", Max8(dst=_row(f, 0, 8), src=x), at_least, held
+    indices = _row(formats.UINT32, 0, 8)
+    yield "nc_find_index8", FindIndex8(dst=indices, src=x, vals=vals), at_least, held
+    yield "nc_match_replace8", MatchReplace8(dst=dst, src=x, vals=vals), at_least, held
     yield "iota", Iota(dst=dst), 150 + n, ""
     yield "affine_select", AffineSelect(dst=dst, src=x, compare=int(Compare.EQUAL)), 150 + n, ""
 

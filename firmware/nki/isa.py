@@ -18,11 +18,11 @@ from .written import Written
 
 __all__ = [
     "activation", "activation_reduce", "affine_select", "dma_copy", "dma_transpose", "engine",
-    "get_nc_version", "gpsimd_engine", "iota", "matmul_perf_mode", "memset", "nc_matmul",
-    "nc_transpose", "nc_version", "reciprocal", "reduce_cmd", "scalar_engine",
-    "scalar_tensor_tensor", "tensor_copy", "tensor_copy_predicated", "tensor_engine",
-    "tensor_reduce", "tensor_scalar", "tensor_scalar_reduce", "tensor_tensor",
-    "tensor_tensor_scan", "unknown_engine", "vector_engine",
+    "get_nc_version", "gpsimd_engine", "iota", "matmul_perf_mode", "max8", "memset",
+    "nc_find_index8", "nc_match_replace8", "nc_matmul", "nc_transpose", "nc_version",
+    "reciprocal", "reduce_cmd", "scalar_engine", "scalar_tensor_tensor", "tensor_copy",
+    "tensor_copy_predicated", "tensor_engine", "tensor_reduce", "tensor_scalar",
+    "tensor_scalar_reduce", "tensor_tensor", "tensor_tensor_scan", "unknown_engine", "vector_engine",
 ]  # fmt: skip
 
 
@@ -747,6 +747,116 @@ def tensor_reduce(dst, op, data, axis, negate=False, keepdims=False, name=None, 
         raise trace.error(f"{what}: negate goes with arithmetic, not with {op!r}")
     _record(
         trace, _isa.TensorReduce, d, (s,), op=code, inner=s.inner - 1, negate=bool(negate),
+        saturate=bool(saturate),
+    )  # fmt: skip
+
+
+def _eight(trace, what, **views):
+    """Accesses of tiles ``[P, 8]``."""
+    found = []
+    for name, view in views.items():
+        access = _access(trace, f"{what} {name}", view, _SBUF if name == "dst" else _CHIP)
+        if access.elements != _isa.EIGHT:
+            raise trace.error(
+                f"{what}: {name} {view} must have {_isa.EIGHT} elements per partition"
+            )
+        found.append(access)
+    return found
+
+
+def _searched(trace, what, name, view, *others):
+    """Access of the tile that is looked through, on the partitions of the others."""
+    found = _access(trace, f"{what} {name}", view, _CHIP)
+    least, most = _isa.EIGHT, _isa.EIGHT_LIMIT
+    if not least <= found.elements <= most:
+        raise trace.error(
+            f"{what}: {name} {view} must have {least} to {most} elements per partition"
+        )
+    for other in others:
+        if other.count != found.count:
+            raise trace.error(
+                f"{what}: {name} {view} has {found.count} partitions, another operand {other.count}"
+            )
+        if other.storage.buffer == found.storage.buffer == "psum":
+            raise trace.error(
+                f"{what}: {name} {view} and vals are both in psum, of which an instruction reads "
+                "one; copy vals to SBUF with nisa.tensor_copy first"
+            )
+    return found
+
+
+def max8(dst, src, name=None, *, saturate=False):
+    """The eight greatest elements of each partition, in descending order, on the vector engine.
+
+    Elements are compared as float32; +0 comes before -0, a positive NaN before infinity, a negative
+    one behind everything.
+
+    Parameters
+    ----------
+    dst : SBUF tile ``[P, 8]``
+    src : tile with 8 to 16384 elements per partition
+    """
+    del name
+    trace, what = _trace.current(), "max8"
+    (d,) = _eight(trace, what, dst=dst)
+    _writable(trace, what, dst)
+    s = _searched(trace, what, "src", src, d)
+    _record(trace, _isa.Max8, d, (s,), saturate=bool(saturate))
+
+
+def nc_find_index8(dst, data, vals, name=None):
+    """Index of the first element of data that equals each of eight values, on the vector engine.
+
+    Equal are equal bits in float32. Of equal values the first gets the first such element, the
+    second the second. A value that is not there gets an index of all ones.
+
+    Parameters
+    ----------
+    dst : SBUF tile ``[P, 8]`` uint16 or uint32
+    data : tile with 8 to 16384 elements per partition
+        Numbered in order, the last axis fastest.
+    vals : tile ``[P, 8]``
+        One of data and vals may be in PSUM.
+    """
+    del name
+    trace, what = _trace.current(), "nc_find_index8"
+    d, v = _eight(trace, what, dst=dst, vals=vals)
+    _writable(trace, what, dst)
+    if dst.dtype not in (_formats.UINT16, _formats.UINT32):
+        raise trace.error(f"{what}: dst {dst} must be nl.uint16 or nl.uint32")
+    s = _searched(trace, what, "data", data, d, v)
+    _record(trace, _isa.FindIndex8, d, (s, v))
+
+
+def nc_match_replace8(dst, data, vals, imm, dst_idx=None, name=None, *, saturate=False):
+    """Copy data with ``imm`` in place of the first element that equals each of eight values.
+
+    On the vector engine. What is equal to what is the same as in :func:`nc_find_index8`.
+
+    Parameters
+    ----------
+    dst : SBUF tile of the shape of data
+        May be data.
+    data : tile with 8 to 16384 elements per partition
+    vals : tile ``[P, 8]``
+        One of data and vals may be in PSUM.
+    imm : number
+    dst_idx : SBUF tile ``[P, 8]`` uint16 or uint32, or ``None``
+        Gets the indices too; an instruction of its own here.
+    """
+    if dst_idx is not None:
+        nc_find_index8(dst_idx, data, vals)
+    del name
+    trace, what = _trace.current(), "nc_match_replace8"
+    if isinstance(imm, NkiTensor):
+        raise trace.error(f"{what} imm = {imm} must be a number")
+    d = _destination(trace, what, dst)
+    (v,) = _eight(trace, what, vals=vals)
+    s = _searched(trace, what, "data", data, d, v)
+    if d.elements != s.elements:
+        raise trace.error(f"{what}: dst {dst} and data {data} must have as many elements")
+    _record(
+        trace, _isa.MatchReplace8, d, (s, v), value=_scalar(trace, f"{what} imm", imm, s),
         saturate=bool(saturate),
     )  # fmt: skip
 

@@ -24,14 +24,56 @@ from . import formats
 from .config import AXI_ADDR_BITS
 
 __all__ = [
-    "AP_BITS", "BITWISE_OPS", "BODY_BIT", "DESCRIPTOR_BYTES", "ERROR_REPORTS", "INSTRUCTIONS",
-    "WORD_BITS", "WORD_BYTES", "AccessPattern", "Activation", "AffineSelect", "AluOp", "Compare",
-    "CopyPredicated", "Descriptor", "DescriptorSide", "DmaStart", "Engine", "ErrorCode",
-    "ErrorReport", "EventSemaphore", "Field", "Function", "Half", "Instruction",
-    "IntegerTensorScalar", "IntegerTensorTensor", "Iota", "IsaError", "LoadStationary",
-    "MatmulMoving", "Memset",
-    "Operand", "ReduceOp", "ScalarTensorTensor", "Space", "TensorCopy", "TensorReduce",
-    "TensorScalar", "TensorTensor", "TensorTensorScan", "Update", "UpdateMode", "Wait", "WaitMode",
+    "AP_BITS",
+    "BITWISE_OPS",
+    "BODY_BIT",
+    "DESCRIPTOR_BYTES",
+    "EIGHT",
+    "EIGHT_LIMIT",
+    "ERROR_REPORTS",
+    "INSTRUCTIONS",
+    "WORD_BITS",
+    "WORD_BYTES",
+    "AccessPattern",
+    "Activation",
+    "AffineSelect",
+    "AluOp",
+    "Compare",
+    "CopyPredicated",
+    "Descriptor",
+    "DescriptorSide",
+    "DmaStart",
+    "Engine",
+    "ErrorCode",
+    "ErrorReport",
+    "EventSemaphore",
+    "Field",
+    "FindIndex8",
+    "Function",
+    "Half",
+    "Instruction",
+    "IntegerTensorScalar",
+    "IntegerTensorTensor",
+    "Iota",
+    "IsaError",
+    "LoadStationary",
+    "MatchReplace8",
+    "MatmulMoving",
+    "Max8",
+    "Memset",
+    "Operand",
+    "ReduceOp",
+    "ScalarTensorTensor",
+    "Space",
+    "TensorCopy",
+    "TensorReduce",
+    "TensorScalar",
+    "TensorTensor",
+    "TensorTensorScan",
+    "Update",
+    "UpdateMode",
+    "Wait",
+    "WaitMode",
     "decode",
 ]  # fmt: skip
 
@@ -333,9 +375,11 @@ class Operand:
         Legal dtypes.
     writes : :class:`bool`
         Whether the operand is written.
-    limit : :class:`str` or ``None``
-        Largest number of elements per partition: ``"cols"``, ``"bank"`` (``psum_bank_words``) or
-        ``None``.
+    limit : :class:`str`, :class:`int` or ``None``
+        Largest number of elements per partition: ``"cols"``, ``"bank"`` (``psum_bank_words``), a
+        number or ``None``.
+    exactly : :class:`int` or ``None``
+        The number of elements per partition, which is then compared with that of no other operand.
     one_bank : :class:`bool`
         In PSUM all elements must lie in one bank.
     start_zero : :class:`bool`
@@ -351,7 +395,8 @@ class Operand:
     spaces: tuple[Space, ...]
     formats: tuple
     writes: bool = False
-    limit: str | None = None
+    limit: str | int | None = None
+    exactly: int | None = None
     one_bank: bool = False
     start_zero: bool = False
     reduced: str | None = None
@@ -925,6 +970,67 @@ class CopyPredicated(Instruction, opcode=0x27, engines=(Engine.DVE,)):
     src = Operand("Source.", _CHIP, formats.FORMATS)
     predicate = Operand("What to copy.", _CHIP, formats.INTEGER_FORMATS)
     reverse = Field(1, "Copy where ``predicate`` is zero.")
+    saturate = Field(1, "Clamp floating-point overflow to the largest finite value.")
+
+
+EIGHT = 8
+"""Numbers per partition that :class:`Max8`, :class:`FindIndex8` and :class:`MatchReplace8` hold."""
+
+EIGHT_LIMIT = 16384
+"""Elements per partition that they look through, at most."""
+
+
+class Max8(Instruction, opcode=0x29, engines=(Engine.DVE,)):
+    """The eight greatest elements of each partition of ``src``, in descending order.
+
+    Elements are cast to binary32 and ordered as IEEE 754's totalOrder has it: a positive NaN is
+    greater than infinity, +0 greater than -0, a negative NaN less than all. Results are cast to
+    dst's format. Of fewer than eight elements the rest of dst is NaN.
+
+    Memory: src SBUF or PSUM, dst SBUF. Size: src at most 16,384 elements, dst eight; the same
+    partitions, start partitions may differ by whole quadrants. Cost: issue interval N + 8 elements.
+    """
+
+    dst = Operand("Destination.", (Space.SBUF,), formats.FORMATS, writes=True, exactly=EIGHT)
+    src = Operand("Source.", _CHIP, formats.FORMATS, limit=EIGHT_LIMIT)
+    saturate = Field(1, "Clamp floating-point overflow to the largest finite value.")
+
+
+class FindIndex8(Instruction, opcode=0x2A, engines=(Engine.DVE,)):
+    """Where in ``src`` eight values of each partition are: the index of the first equal element.
+
+    Elements are numbered from 0 in their order. Both sides are cast to binary32; equal are equal
+    bits, so that NaN and the sign of zero are found as :class:`Max8` gives them. An element answers
+    one value only: of equal values the first gets the first such element, the second the second.
+    The index of a value that is not found has all bits set.
+
+    Memory: sources SBUF or PSUM, not both PSUM; dst SBUF. Size: src at most 16,384 elements, dst
+    and values eight; the same partitions, start partitions may differ by whole quadrants. Cost:
+    issue interval N + 16 elements.
+    """
+
+    dst = Operand(
+        "Indices.", (Space.SBUF,), (formats.UINT16, formats.UINT32), writes=True, exactly=EIGHT
+    )
+    src = Operand("Source.", _CHIP, formats.FORMATS, limit=EIGHT_LIMIT)
+    vals = Operand("Values.", _CHIP, formats.FORMATS, exactly=EIGHT)
+
+
+class MatchReplace8(Instruction, opcode=0x2B, engines=(Engine.DVE,)):
+    """Copy ``src``, with ``value`` in place of the first element equal to each of eight values.
+
+    What is equal to what is the same as in :class:`FindIndex8`. All elements are cast to binary32
+    and from there to dst's format.
+
+    Memory: sources SBUF or PSUM, not both PSUM; dst SBUF. Size: dst and src the same, at most
+    16,384 elements, values eight; the same partitions, start partitions may differ by whole
+    quadrants. Cost: issue interval N + 8 elements.
+    """
+
+    dst = Operand("Destination.", (Space.SBUF,), formats.FORMATS, writes=True)
+    src = Operand("Source.", _CHIP, formats.FORMATS, limit=EIGHT_LIMIT)
+    vals = Operand("Values.", _CHIP, formats.FORMATS, exactly=EIGHT)
+    value = Field(32, "Bits of the binary32 number that replaces them.")
     saturate = Field(1, "Clamp floating-point overflow to the largest finite value.")
 
 

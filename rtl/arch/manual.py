@@ -148,6 +148,8 @@ def page():
             meaning = f"{operand.meaning} {access}. {where}; {kinds}."
             if operand.reduced:
                 meaning += f" Its `{operand.reduced} + 1` innermost dimensions are reduced."
+            if operand.exactly is not None:
+                meaning += f" Exactly {operand.exactly} elements."
             rows.append((f"`{name}`", f"{bit}..{bit + isa.AP_BITS - 1}", meaning))
         for name, item, bit in cls.scalars:
             meaning = item.meaning + (f" ({item.unit})" if item.unit else "")

@@ -215,12 +215,21 @@ def _rules_layout(config):
             "formats": 1 << _format_bits(),
             "spaces": len(Space),
             "limited": 1,
-            "limit": max(config.cols, config.psum_bank_words).bit_length(),
+            "exact": 1,
+            "alone": 1,
+            "limit": max(config.cols, config.psum_bank_words, *_limits()).bit_length(),
             "one_bank": 1,
             "start_zero": 1,
             "same_partitions": 1,
         }
     )
+
+
+def _limits():
+    """Numbers of elements that operands declare as such."""
+    operands = [operand for cls in INSTRUCTIONS.values() for _, operand, _ in cls.operands]
+    found = {operand.limit for operand in operands} | {operand.exactly for operand in operands}
+    return sorted(limit for limit in found if isinstance(limit, int))
 
 
 def _format_bits():
@@ -232,13 +241,17 @@ def _rules_of(cls, index, config):
     if index >= len(cls.operands):
         return None
     _, operand, _ = cls.operands[index]
-    limit = {None: 0, "cols": config.cols, "bank": config.psum_bank_words}[operand.limit]
+    limits = {None: 0, "cols": config.cols, "bank": config.psum_bank_words}
+    limit = limits.get(operand.limit, operand.limit)
     return {
         "present": 1,
         "formats": sum(1 << fmt.code for fmt in operand.formats),
         "spaces": sum(1 << space for space in operand.spaces),
         "limited": operand.limit is not None,
-        "limit": limit,
+        "exact": operand.exactly is not None,
+        # Not compared with the first operand.
+        "alone": operand.exactly is not None or cls.operands[0][1].exactly is not None,
+        "limit": limit if operand.exactly is None else operand.exactly,
         "one_bank": operand.one_bank,
         "start_zero": operand.start_zero,
         # In the tensor engine the partitions of a result are columns, those of a source are rows.
@@ -383,8 +396,11 @@ class _Operand(wiring.Component):
             m.d.sync += [first_elements.eq(elements), first_partitions.eq(partitions_3)]
         over, other_elements, other_partitions = Signal(), Signal(), Signal()
         m.d.sync += [
-            over.eq(rules_3.limited & (elements > rules_3.limit)),
-            other_elements.eq(~first_3 & (elements != first_elements)),
+            over.eq(
+                rules_3.limited & (elements > rules_3.limit)
+                | rules_3.exact & (elements != rules_3.limit)
+            ),
+            other_elements.eq(~first_3 & ~rules_3.alone & (elements != first_elements)),
             other_partitions.eq(rules_3.same_partitions & (partitions_3 != first_partitions)),
         ]
         empty_4 = follow("empty", empty, 2)[-1]
@@ -449,10 +465,11 @@ class Checker(wiring.Component):
                     (field: dtype); of two sources one may lie in PSUM (field: space of the second)
     BAD_PARTITION   ``start_partition``. Nothing is checked if there are no partitions
     OUT_OF_RANGE    ``offset``. Nothing is checked if there are no elements or no partitions
-    SIZE_MISMATCH   over the limit: ``count0`` of that operand; then elements that differ from those
-                    of the first operand: ``count0`` of the first, for any of the others (what a
-                    reduction reduces is left out); then partitions that differ (not in the tensor
-                    engine): ``num_partitions`` of the first
+    SIZE_MISMATCH   over the limit, or not as many as it must be: ``count0`` of that operand; then
+                    elements that differ from those of the first operand: ``count0`` of the first,
+                    for any of the others (what a reduction reduces is left out, and operands whose
+                    number is given); then partitions that differ (not in the tensor engine):
+                    ``num_partitions`` of the first
     ==============  ================================================================================
 
     Parameters

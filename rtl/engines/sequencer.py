@@ -5,6 +5,8 @@ semaphore updates, and tells its engine which element is where. What is done wit
 the business of the engine's lanes, one per partition, all alike.
 """
 
+from dataclasses import dataclass
+
 from amaranth.hdl import Cat, Const, Module, Mux, Signal, Value, signed
 from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
@@ -26,8 +28,8 @@ from ..interfaces import SBUF_READ_CYCLES, Update, issue_port, update_port
 from ..lib.stream import Queue
 
 __all__ = [
-    "GAP_CYCLES", "SCALARS", "UPDATES_DEPTH", "Delay", "Element", "PatternWalker", "Sequencer",
-    "size_log2",
+    "GAP_CYCLES", "SCALARS", "UPDATES_DEPTH", "Delay", "Element", "PatternWalker", "Phases",
+    "Sequencer", "size_log2",
 ]  # fmt: skip
 
 GAP_CYCLES = 16
@@ -188,6 +190,10 @@ class Element(data.Struct):
         The row's only element.
     last : 1 bit
         The last element of a row: there is a result.
+    load : 1 bit
+        An element of the second source, which is read before the first one.
+    flush : 1 bit
+        No element: only a result.
     """
 
     valid: 1
@@ -196,6 +202,24 @@ class Element(data.Struct):
     early: 1
     only: 1
     last: 1
+    load: 1
+    flush: 1
+
+
+@dataclass(frozen=True)
+class Phases:
+    """Instructions whose operands do not go side by side.
+
+    Parameters
+    ----------
+    load : :class:`bool`
+        All of the second source is read before the first one.
+    flush : :class:`bool`
+        All of ``dst`` is written after the last element has been read.
+    """
+
+    load: bool = False
+    flush: bool = False
 
 
 class Sequencer(wiring.Component):
@@ -211,6 +235,8 @@ class Sequencer(wiring.Component):
         1 or 2 ports on SBUF; the second one for second sources.
     intervals : dict of :class:`int`, cycles
         By instruction class, of those whose elements may not follow one another at once.
+    phases : dict of :class:`Phases`
+        By instruction class, of those that need it.
     behind : :class:`int`, cycles, or ``None``
         How much later than this engine's the writes of another one come, of which the state buffer
         must not see a commit in the same cycle and bank. ``None``: no other depends on this one.
@@ -250,12 +276,15 @@ class Sequencer(wiring.Component):
         of the other engine, for this one.
     """
 
-    def __init__(self, *, config, engine, lane_cycles, read_ports, intervals=None, behind=None):
+    def __init__(
+        self, *, config, engine, lane_cycles, read_ports, intervals=None, phases=None, behind=None
+    ):
         self.config = config
         self.engine = engine
         self.lane_cycles = lane_cycles
         self.read_ports = read_ports
         self.intervals = intervals or {}
+        self.phases = phases or {}
         self.behind = behind
         self.classes = [
             cls
@@ -415,12 +444,16 @@ class Sequencer(wiring.Component):
         finishing, row_end = Signal(), Signal()
         prelude, blocked_write = Signal(), Signal()
         inside = walkers[0].at_end | (Const(0b1110, 4) << row_dims)[:4]
+        loading, flushing, silent, reading = self._phases(m, start, accepted, walkers)
         m.d.comb += [
             prelude.eq(running & scalars_left.any()),
-            row_end.eq(~rows | inside.all()),
+            row_end.eq((~rows | inside.all()) & ~loading & ~silent),
             blocked_write.eq(row_end & ~empty & self.occupied.bit_select(dst_walker.address[4], 1)),
             offered.eq(running & ~prelude & ~gap & ~blocked_write & ~pause.any()),
-            finishing.eq(accepted & (empty | Mux(rows, walkers[0].last, dst_walker.last))),
+            finishing.eq(
+                accepted
+                & (empty | (Mux(rows, walkers[0].last, dst_walker.last) & ~loading & ~silent))
+            ),
         ]
 
         ports_ready = []
@@ -438,7 +471,7 @@ class Sequencer(wiring.Component):
                 m.d.comb += here.eq(prelude & scalars_left[i])
             m.d.comb += [
                 address.eq(Mux(here, at, walker.address[: config.sbuf_addr_bits])),
-                self.read_valid[i].eq((offered & from_sbuf[i]) | here),
+                self.read_valid[i].eq((offered & from_sbuf[i] & reading[i]) | here),
                 self.read_new[i].eq(here | (walker.moved & ~kept)),
                 self.read_word[i].eq(address[4:]),
                 self.read_offset[i].eq(address[:4]),
@@ -468,19 +501,24 @@ class Sequencer(wiring.Component):
             self.element.early.eq(~position[1]),
             self.element.only.eq((position == 0) & row_end),
             self.element.last.eq(row_end),
+            self.element.load.eq(loading),
+            self.element.flush.eq(flushing),
         ]
-        for walker, pattern, size in zip((dst_walker, *walkers), operands, sizes, strict=True):
+        advances = [accepted & row_end, *(accepted & on for on in reading[: len(walkers)])]
+        for walker, pattern, size, advance in zip(
+            (dst_walker, *walkers), operands, sizes, advances, strict=True
+        ):
             m.d.comb += [
                 walker.pattern.eq(pattern),
                 walker.size_log2.eq(size),
                 walker.load.eq(start),
-                walker.advance.eq(accepted & row_end if walker is dst_walker else accepted),
+                walker.advance.eq(advance),
             ]
         psum_address = walkers[0].address
         if len(sources) > 1:
             psum_address = Mux(from_psum[1], walkers[1].address, walkers[0].address)
         m.d.comb += [
-            self.psum_valid.eq(offered & from_psum.any()),
+            self.psum_valid.eq(offered & (from_psum & reading[: len(sources)]).any()),
             self.psum_bank.eq(psum_address[exact_log2(config.psum_bank_bytes) :]),
             self.psum_word.eq(psum_address[2:]),
         ]
@@ -611,6 +649,34 @@ class Sequencer(wiring.Component):
         with m.If(start):
             m.d.sync += between.eq(self._by_class(m, "interval", found))
         return between, pause
+
+    def _phases(self, m, start, accepted, walkers):
+        """What the phase of the running instruction is: whether its second source is being loaded,
+        whether it only writes, whether it does not write yet; and which sources are read."""
+        loading, flushing = Signal(name="loading"), Signal(name="flushing")
+        flushes, alone = Signal(name="flushes"), Signal(name="alone")
+        reading = Signal(2, name="reading")
+        if self.phases:
+            with m.If(start):
+                m.d.sync += [
+                    loading.eq(self.is_any([c for c, phase in self.phases.items() if phase.load])),
+                    flushes.eq(self.is_any([c for c, phase in self.phases.items() if phase.flush])),
+                    alone.eq(self.is_any(self.phases)),
+                    flushing.eq(0),
+                ]
+            with m.Elif(accepted & loading):
+                m.d.sync += loading.eq(~walkers[1].last)
+            with m.Elif(accepted & flushes & walkers[0].last):
+                m.d.sync += flushing.eq(1)
+        with m.If(flushing):
+            m.d.comb += reading.eq(0b00)
+        with m.Elif(loading):
+            m.d.comb += reading.eq(0b10)
+        with m.Elif(alone):
+            m.d.comb += reading.eq(0b01)
+        with m.Else():
+            m.d.comb += reading.eq(0b11)
+        return loading, flushing, flushes & ~flushing, reading
 
     def _banks_of(self, m, src, size, addr_bits):
         """PSUM banks from the lowest to the highest element of ``src``, two cycles later."""

@@ -18,6 +18,9 @@ from ..arch.isa import (
     AluOp,
     CopyPredicated,
     Engine,
+    FindIndex8,
+    MatchReplace8,
+    Max8,
     Memset,
     ReduceOp,
     ScalarTensorTensor,
@@ -29,6 +32,7 @@ from ..arch.isa import (
 )
 from ..arith.alu import ALU_CYCLES, LATE_CYCLES, Alu
 from ..arith.convert import CAST_IN_CYCLES, CAST_OUT_CYCLES, CastIn, CastOut
+from ..arith.eight import INDEX_BITS, Eight
 from ..interfaces import (
     SBUF_READ_CYCLES,
     Issue,
@@ -38,7 +42,7 @@ from ..interfaces import (
     Update,
 )
 from ..lib.replicate import Replicated
-from .sequencer import GAP_CYCLES, Delay, Sequencer, size_log2
+from .sequencer import GAP_CYCLES, Delay, Phases, Sequencer, size_log2
 
 __all__ = [
     "GAP_CYCLES", "LANE_CYCLES", "SCAN_CYCLES", "VECTOR_CYCLES", "Operand", "VectorEngine",
@@ -52,6 +56,13 @@ _CAST_OUT = _SECOND + ALU_CYCLES
 
 LANE_CYCLES = _CAST_OUT + CAST_OUT_CYCLES + 1
 """Latency of :class:`VectorLane`: choice of the source, cast, two operations, cast, choice."""
+
+EIGHTS = {
+    Max8: Phases(flush=True),
+    FindIndex8: Phases(load=True, flush=True),
+    MatchReplace8: Phases(load=True),
+}
+"""Instructions on eight numbers, and how they go."""
 
 SCAN_CYCLES = 2 * ALU_CYCLES
 """From an element of a scan to the next one."""
@@ -115,6 +126,12 @@ class VectorLane(wiring.Component):
     predicated, unless
         With the operands: leave the element out if the second source's is zero, or (``unless``) if
         it is not.
+    eight_load, eight_insert, eight_clear, eight_match, eight_flush, eight_indices, eight_index
+        With the operands: what :class:`~..arith.eight.Eight` does with the first source's element
+        or, ``eight_load``, with the second's. ``number0`` is its ``number``.
+    eight_result : :py:`In(1)`
+        ``ALU_CYCLES`` after the operands: its result enters the second operation, not that of the
+        first one.
     operand1, number1, reverse1, op1, load1
         The same cycle, for the second operation. ``load1``: the second source's element is the
         partition's scalar.
@@ -208,6 +225,21 @@ class VectorLane(wiring.Component):
                 with m.Case(code):
                     m.d.comb += alu0.late.eq(value)
 
+        # The eight numbers that are looked for, or the greatest ones.
+        m.submodules.eight = Replicated(eight := Eight(), "eight")
+        m.d.comb += [
+            eight.x.eq(x),
+            eight.value.eq(y),
+            eight.number.eq(self.number0),
+            *(
+                getattr(eight, name).eq(getattr(self, f"eight_{name}"))
+                for name in ("load", "insert", "clear", "match", "flush", "indices", "index")
+            ),
+        ]
+        of_eight = Delay(m, eight.o, "of_eight", since=_FIRST + 1)[_SECOND]
+        result0 = Signal(32)
+        m.d.comb += result0.eq(Mux(self.eight_result, of_eight, alu0.result))
+
         # The second operation.
         m.submodules.alu1 = alu1 = Alu()
         element1 = Delay(m, y, "element1", since=_FIRST)[_SECOND]
@@ -226,8 +258,8 @@ class VectorLane(wiring.Component):
                     m.d.comb += other1.eq(value)
         m.d.comb += [
             alu1.op.eq(self.op1),
-            alu1.a.eq(Mux(self.reverse1, other1, alu0.result)),
-            alu1.b.eq(Mux(self.reverse1, alu0.result, other1)),
+            alu1.a.eq(Mux(self.reverse1, other1, result0)),
+            alu1.b.eq(Mux(self.reverse1, result0, other1)),
         ]
 
         m.d.comb += result1.eq(alu1.result)
@@ -258,6 +290,9 @@ CONTROLS = {
     "operand0": (2, _FIRST), "number0": (32, _FIRST), "reverse0": (1, _FIRST),
     "op0": (_OP, _FIRST), "load0": (1, _FIRST),
     "reduces": (1, _LATE), "partial": (2, _LATE), "identity": (32, _LATE),
+    **{f"eight_{name}": (1, _FIRST) for name in ("load", "insert", "clear", "match", "flush")},
+    "eight_indices": (1, _FIRST), "eight_index": (INDEX_BITS, _FIRST),
+    "eight_result": (1, _SECOND),
     "keep": (1, _SECOND),
     "operand1": (2, _SECOND), "number1": (32, _SECOND), "reverse1": (1, _SECOND),
     "op1": (_OP, _SECOND), "load1": (1, _SECOND),
@@ -274,7 +309,8 @@ STEER = data.StructLayout(
         if name
         not in (
             "from_psum", "from_psum1", "load0", "load1", "partial", "identity", "keep", "raw_bits",
-            "fresh", "scanned",
+            "fresh", "scanned", "eight_load", "eight_clear", "eight_flush", "eight_index",
+            "eight_result",
         )
     }
 )  # fmt: skip
@@ -302,6 +338,10 @@ class VectorEngine(wiring.Component):
 
     **Scans.** An element of a scan needs the result of the one before, which takes both operations:
     :data:`SCAN_CYCLES` cycles.
+
+    **Eight numbers.** :class:`~..arch.isa.FindIndex8` and :class:`~..arch.isa.MatchReplace8` first
+    read the numbers that they look for, :class:`~..arch.isa.Max8` and ``FindIndex8`` write their
+    eight results after the last element: eight cycles each.
 
     **Sums.** Two partial results of a row alternate in the first operation, whose result returns to
     it after two cycles; the second operation joins them.
@@ -338,12 +378,12 @@ class VectorEngine(wiring.Component):
 
     Timing
     ------
-    Issue interval of ``N`` elements: ``N`` cycles, one more with scalars in SBUF, at least 2
-    (source in PSUM: 4). Two sources in the same bank of SBUF take turns where both want a new word.
-    An element is written :data:`VECTOR_CYCLES` = 17 cycles after it was read; the update is offered
-    in the cycle after the last write. An idle engine reads its first element 2 cycles after it took
-    the instruction (source in PSUM: 4), so the update is offered ``N + 19`` (``N + 21``) cycles
-    after that. With ``N`` = 2, from SBUF::
+    Issue interval of ``N`` elements: ``N`` cycles, one more with scalars in SBUF, and what scans
+    and eight numbers take; at least 2 (source in PSUM: 4). Two sources in the same bank of SBUF
+    take turns where both want a new word. An element is written :data:`VECTOR_CYCLES` = 17 cycles
+    after it was read; the update is offered in the cycle after the last write. An idle engine reads
+    its first element 2 cycles after it took the instruction (source in PSUM: 4), so the update is
+    offered ``N + 19`` (``N + 21``) cycles after that. With ``N`` = 2, from SBUF::
 
         cycle               0  1  2  3  4  5  6  7  8  9 10 11 12 13 14 15 16 17 18 19 20 21
         instructions.valid  1  0  0  0  0  0  0  0  0  0  0  0  0  0  0  0  0  0  0  0  0  0
@@ -387,6 +427,7 @@ class VectorEngine(wiring.Component):
             lane_cycles=LANE_CYCLES,
             read_ports=len(self.sbuf_read),
             intervals={TensorTensorScan: SCAN_CYCLES},
+            phases=EIGHTS,
         )
         connect(m, flipped(self.instructions), seq.instructions)
         connect(m, seq.update, flipped(self.update))
@@ -443,6 +484,7 @@ class VectorEngine(wiring.Component):
         pair, chain = seq.view(TensorTensor), seq.view(TensorScalar)
         mixed, reduce = seq.view(ScalarTensorTensor), seq.view(TensorReduce)
         scan, choice = seq.view(TensorTensorScan), seq.view(CopyPredicated)
+        find, replace = seq.view(FindIndex8), seq.view(MatchReplace8)
         quadrant_log2 = exact_log2(self.config.quadrant)
 
         def quadrant(ap):
@@ -453,7 +495,7 @@ class VectorEngine(wiring.Component):
 
         # What is the same for all elements of an instruction.
         steer = Signal(STEER, reset_less=True)
-        scanning = Signal()
+        scanning, eights, plain = Signal(), Signal(), Signal()
         op0, op1 = Signal(_OP, name="pending_op0"), Signal(_OP, name="pending_op1")
         with m.If(seq.start):
             m.d.sync += [
@@ -471,8 +513,19 @@ class VectorEngine(wiring.Component):
                 steer.op1.eq(op1),
                 *(
                     steer[name].eq(0)
-                    for name in ("reverse0", "reverse1", "reduces", "negate", "predicated")
+                    for name in (
+                        "reverse0",
+                        "reverse1",
+                        "reduces",
+                        "negate",
+                        "predicated",
+                        "eight_insert",
+                        "eight_match",
+                        "eight_indices",
+                    )
                 ),
+                eights.eq(seq.is_any(EIGHTS)),
+                plain.eq(0),
                 steer.unless.eq(choice.reverse),
                 scanning.eq(0),
                 steer.operand0.eq(Operand.NUMBER),
@@ -531,6 +584,25 @@ class VectorEngine(wiring.Component):
                         steer.predicated.eq(1),
                         steer.saturate.eq(choice.saturate),
                     ]
+                with m.Case(Max8.opcode):
+                    m.d.sync += [
+                        steer.eight_insert.eq(1),
+                        steer.saturate.eq(seq.view(Max8).saturate),
+                    ]
+                with m.Case(FindIndex8.opcode):
+                    m.d.sync += [
+                        steer.shift1.eq(quadrant(find.dst) - quadrant(find.vals)),
+                        steer.eight_match.eq(1),
+                        steer.eight_indices.eq(1),
+                        plain.eq(1),
+                    ]
+                with m.Case(MatchReplace8.opcode):
+                    m.d.sync += [
+                        steer.shift1.eq(quadrant(replace.dst) - quadrant(replace.vals)),
+                        steer.number0.eq(replace.value),
+                        steer.eight_match.eq(1),
+                        steer.saturate.eq(replace.saturate),
+                    ]
                 with m.Case(TensorReduce.opcode):
                     m.d.sync += [
                         steer.operand1.eq(Operand.RESULT),
@@ -578,6 +650,10 @@ class VectorEngine(wiring.Component):
                 with m.Case(op):
                     m.d.comb += identity.eq(op.identity)
         only = late("only", _SECOND, element.only)
+        index = Signal(INDEX_BITS, reset_less=True)
+        with m.If(element.valid):
+            m.d.sync += index.eq(Mux(element.load, 0, index + 1))
+        streams = late("streams", _FIRST, element.valid & ~element.load & ~element.flush)
         follows = late("follows", _FIRST, scanning & ~element.first)
         return controls | {
             "from_psum": late("from_psum", 0, seq.psum_source[0] & ~element.scalars[0]),
@@ -591,5 +667,12 @@ class VectorEngine(wiring.Component):
             "scanned": valid[SBUF_READ_CYCLES + _CAST_OUT],
             "keep": valid[SBUF_READ_CYCLES + _SECOND] & late("reduces", _SECOND),
             "op1": Mux(late("reduces", _SECOND) & only, AluOp.BYPASS, late("op1", _SECOND)),
-            "raw_bits": late("bits", LANE_CYCLES - 1),
+            "raw_bits": late("bits", LANE_CYCLES - 1) | late("plain", LANE_CYCLES - 1, plain),
+            "eight_load": late("eight_load", _FIRST, element.valid & element.load),
+            "eight_insert": controls["eight_insert"] & streams,
+            "eight_clear": late("eight_clear", _FIRST, element.first),
+            "eight_match": controls["eight_match"] & streams,
+            "eight_flush": late("eight_flush", _FIRST, element.valid & element.flush),
+            "eight_index": late("eight_index", _FIRST, index),
+            "eight_result": late("eight_result", _SECOND, eights),
         }

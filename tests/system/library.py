@@ -8,7 +8,7 @@ import numpy as np
 from makalu.firmware.kernels import attention as heads
 from makalu.firmware.kernels import mlp as layers
 from makalu.firmware.kernels import normalization as norms
-from makalu.firmware.kernels import scan, training, vision
+from makalu.firmware.kernels import scan, selection, training, vision
 
 __all__ = ["Call", "calls"]
 
@@ -134,6 +134,12 @@ def calls(machine):
         scan.cumsum, f"{rows} x {columns}",
         lambda rng, dtype: (normal(rng, rows, columns, dtype=dtype),), scan.cumsum_reference,
     )  # fmt: skip
+    for k in (8, 64 if large else 16):
+        yield call(
+            selection.topk, f"{rows} x {columns}, k = {k}",
+            lambda rng, dtype: (normal(rng, rows, columns, dtype=dtype),),
+            selection.topk_reference, k=k,
+        )  # fmt: skip
     states = 16 if large else 4
 
     def sequence(rng, dtype):

@@ -27,12 +27,15 @@ from makalu.rtl.arch.isa import (
     DmaStart,
     Engine,
     EventSemaphore,
+    FindIndex8,
     Function,
     IntegerTensorScalar,
     IntegerTensorTensor,
     Iota,
     LoadStationary,
+    MatchReplace8,
     MatmulMoving,
+    Max8,
     Memset,
     ReduceOp,
     ScalarTensorTensor,
@@ -338,14 +341,14 @@ class _Builder:
         value = int(rng.integers(1 << 32))
         self.emit(Memset(dst=dst, value=value), VECTOR, [], self.bytes_of(dst))
 
-    def sources(self, allowed, partitions, n, psum=True):
-        """Patterns of ``n`` elements in formats of ``allowed``, at most one of them in PSUM."""
+    def sources(self, allowed, partitions, sizes, psum=True):
+        """Patterns of so many elements in formats of ``allowed``, at most one of them in PSUM."""
         count = len(allowed)
         spaces = [Space.SBUF] * count
         if psum and self.chance(0.5):
             spaces[int(self.rng.integers(count))] = Space.PSUM
         found = []
-        for space, some in zip(spaces, allowed, strict=True):
+        for space, some, n in zip(spaces, allowed, sizes, strict=True):
             fmt = self.pick([f for f in some if space == Space.SBUF or f.bytes == 4])
             found.append(self.pattern(fmt, space, partitions, n, injective=self.chance(0.7)))
         return found
@@ -374,16 +377,31 @@ class _Builder:
         operands = [operand for _, operand, _ in cls.operands]
         psum = Space.PSUM in operands[-1].spaces
         while True:
-            found = self.sources([o.formats for o in operands[1:]], partitions, n, psum)
-            if len({ap.elements for ap in found}) > 1:
+            sizes = [operand.exactly or n for operand in operands]
+            found = self.sources([o.formats for o in operands[1:]], partitions, sizes[1:], psum)
+            if operands[-1].exactly and found[0].space == Space.SBUF and self.chance(0.4):
+                # Look for what is there, or was, eight times.
+                places = found[0].element_offsets() if found[0].elements else [found[0].offset]
+                at = int(self.pick(places))
+                found[-1] = replace(found[0], offset=at, dims=((0, operands[-1].exactly),))
+            given = [operand.exactly for operand in operands]
+            pairs = list(zip(found, given[1:], strict=True))
+            if any(exactly not in (None, ap.elements) for ap, exactly in pairs):
+                continue
+            if len({ap.elements for ap, exactly in pairs if not exactly}) > 1:
                 continue
             # The result may go where a source was, element by element.
-            in_place = [ap for ap in found if ap.space == Space.SBUF and self.distinct(ap)]
+            in_place = [
+                ap for ap, exactly in pairs
+                if ap.space == Space.SBUF and self.distinct(ap) and exactly is given[0] is None
+            ]  # fmt: skip
             if in_place and self.chance(0.25):
                 dst = self.pick(in_place)
             else:
                 fmt = self.pick(operands[0].formats)
-                dst = self.pattern(fmt, Space.SBUF, partitions, n, injective=self.chance(0.9))
+                dst = self.pattern(
+                    fmt, Space.SBUF, partitions, sizes[0], injective=self.chance(0.9)
+                )
             values = {name: self.operation() for name in ops}
             values |= {f"reverse{i}": int(self.chance(0.4)) for i in range(len(ops))
                        if "op0" in ops}  # fmt: skip
@@ -391,7 +409,7 @@ class _Builder:
             reads += [self.scalar(name, found[0], values) for name in scalars]
             writes = self.bytes_of(dst)
             apart = not np.isin(np.concatenate([*reads, np.empty(0, np.int64)]), writes).any()
-            if dst.elements == found[0].elements and apart:
+            if dst.elements == (given[0] or found[0].elements) and apart:
                 break
         names = [name for name, operand, _ in cls.operands if not operand.writes]
         values |= dict(zip(names, found, strict=True))
@@ -420,6 +438,15 @@ class _Builder:
 
     def copy_predicated(self):
         self.arithmetic(CopyPredicated, reverse=int(self.chance(0.4)))
+
+    def greatest(self):
+        self.arithmetic(Max8)
+
+    def search(self):
+        self.arithmetic(FindIndex8)
+
+    def search_and_replace(self):
+        self.arithmetic(MatchReplace8, value=int(self.rng.choice(SCALARS)))
 
     def activation(self):
         # A few functions in each program: the tables of all others would take most of the time.
@@ -463,7 +490,7 @@ class _Builder:
         rng = self.rng
         partitions = int(rng.integers(1, self.config.partitions + 1))
         while True:
-            (src,) = self.sources([formats.FORMATS], partitions, self.vector_size())
+            (src,) = self.sources([formats.FORMATS], partitions, [self.vector_size()])
             inner = int(rng.integers(0, min(len(src.dims) + 1, 4)))
             rows = int(np.prod([count for _, count in src.dims[inner + 1 :]]))
             dst = self.pattern(
@@ -576,6 +603,7 @@ def random_program(rng, config, length):
         builder.two_tensors_and_scalar: 1.5, builder.reduce: 1.5, builder.activation: 2,
         builder.iota: 1, builder.affine_select: 1.5, builder.two_integers: 1.5,
         builder.integer_and_scalars: 1.5, builder.scan: 1, builder.copy_predicated: 1.5,
+        builder.greatest: 0.7, builder.search: 1.2, builder.search_and_replace: 1.2,
     }  # fmt: skip
     actions = list(weights)
     p = np.array(list(weights.values()))

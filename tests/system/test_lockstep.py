@@ -11,7 +11,15 @@ import makalu
 import numpy as np
 import pytest
 from makalu.firmware import kernels, nki
-from makalu.firmware.kernels import attention, mlp, normalization, scan, training, vision
+from makalu.firmware.kernels import (
+    attention,
+    mlp,
+    normalization,
+    scan,
+    selection,
+    training,
+    vision,
+)
 from makalu.firmware.kernels.matmul import Blocking, matmul
 from makalu.firmware.kernels.resident import matmul_in_sbuf
 from makalu.host import devices
@@ -155,12 +163,14 @@ def library():
             (vision.average_pool2d, (5, 4, 4)),
             (training.sgd_step, *[(5, 7)] * 3),
             (scan.cumsum, (9, 7)),
+            (selection.topk, (6, 9)),
         ):
             yield Case(kernel, tuple(shapes), (fmt,) * len(shapes))
     causal = (("causal", True),)
     yield Case(attention.attention, ((9, 5), (9, 5), (9, 3)), (f32,) * 3, causal)
     yield Case(training.cross_entropy, ((9, 7), (9,)), (f32, formats.INT32))
     yield Case(training.adam_step, (*[(5, 7)] * 4, (2,)), (f32,) * 5)
+    yield Case(selection.topk, ((5, 20),), (f32,), (("k", 19),))
     yield Case(scan.selective_scan, ((5, 7), (5, 7), (5, 2), (2, 7), (2, 7)), (f32,) * 5)
 
 

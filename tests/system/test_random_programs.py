@@ -142,7 +142,7 @@ def test_the_generator_reaches_every_instruction_and_format(seed):
     assert windows == {(0, 0), (0, 1), (1, 0), (1, 1)}
     assert len(formats) == 8 + 8 + 1 + 14 * (2 + 1 + 3 + 2 + 3 + 2 + 2 + 1 + 2 + 3 + 2) + 6 * (
         3 + 2 + 1
-    )
+    ) + 14 * (2 + 2 + 3) + 2  # fmt: skip
     chosen = (AluOp, Compare, Function, ReduceOp)
     assert ops >= {(cls.mnemonic, name, int(op)) for cls in INSTRUCTIONS.values()
                    for name, item, _ in cls.scalars if item.values in chosen
@@ -157,6 +157,7 @@ def test_the_generator_reaches_every_instruction_and_format(seed):
     assert in_place == {
         "tensortensor", "tensorscalar", "scalartensortensor", "activation", "affineselect",
         "integertensortensor", "integertensorscalar", "tensortensorscan", "copypredicated",
+        "matchreplace8",
     }  # fmt: skip
     assert rows == {0, 1, 2, 3}
 

@@ -168,7 +168,8 @@ def expected(word, queue, config):
         total = math.prod(counts)
         elements.append(total)
         first = 0 if operand.reduced is None else 1 + get(word, *_scalar(cls, operand.reduced))
-        compared.append(math.prod(counts[first:]))
+        if operand.exactly is None and cls.operands[0][1].exactly is None:
+            compared.append(math.prod(counts[first:]))
         if total == 0 or ap["num_partitions"] == 0:
             continue
         corners = [
@@ -189,7 +190,9 @@ def expected(word, queue, config):
 
     for total, (_, operand, bit, _) in zip(elements, aps, strict=True):
         limit = {"cols": config.cols, "bank": config.psum_bank_bytes // 4, None: total}
-        if total > limit[operand.limit]:
+        if total > limit.get(operand.limit, operand.limit):
+            return ErrorCode.SIZE_MISMATCH, bit + PATTERN_BITS["count0"][0]
+        if operand.exactly is not None and total != operand.exactly:
             return ErrorCode.SIZE_MISMATCH, bit + PATTERN_BITS["count0"][0]
     if any(total != compared[0] for total in compared):
         return ErrorCode.SIZE_MISMATCH, BODY_BIT + PATTERN_BITS["count0"][0]
@@ -253,7 +256,7 @@ def legal_word(cls, engine, config, rng):
         span = config.psum_bank_bytes if operand.one_bank else size
         # Up to two dimensions with a step of either sign, in any of the places.
         if operand.reduced is None:
-            counts = split(elements, range(4), rng)
+            counts = split(operand.exactly or elements, range(4), rng)
         else:
             inner = scalars[operand.reduced] + 1
             row = split(rng.randint(1, span // fmt.bytes // elements), range(inner), rng)
@@ -401,8 +404,14 @@ def mutations(word, cls, queue, config, rng):
             yield f"{name} two banks down", queue, wrong, outside
 
         mismatch = ErrorCode.SIZE_MISMATCH
-        if operand.limit is not None:
-            limit = config.cols if operand.limit == "cols" else config.psum_bank_bytes // 4
+        if operand.exactly is not None:
+            for counts in ((operand.exactly + 1, 1), (1, operand.exactly - 1), (0, 1), *HUGE):
+                wrong = change(**flat, dtype=fp32, offset=0)
+                wrong = change(wrong, **{f"count{i}": count for i, count in enumerate(counts)})
+                yield f"{name} exactly {counts}", queue, wrong, (mismatch, at("count0"))
+        elif operand.limit is not None:
+            limits = {"cols": config.cols, "bank": config.psum_bank_bytes // 4}
+            limit = limits.get(operand.limit, operand.limit)
             for counts in ((limit + 1, 1), (1, limit + 1), (limit, 2), (0xFFFF, 0xFFFF)):
                 wrong = change(**flat, dtype=fp32, offset=0)
                 wrong = change(wrong, count1=counts[0], count3=counts[1])
@@ -422,6 +431,8 @@ def mutations(word, cls, queue, config, rng):
                 # The other operand has no elements at all.
                 wrong = word
                 for _, item, other in cls.operands:
+                    if item.exactly is not None:
+                        continue
                     four = next(fmt for fmt in item.formats if fmt.bytes == 4).code
                     wrong = change(wrong, bit=other, **{**flat, "count0": 0}, dtype=four, offset=0)
                 wrong = change(wrong, **{f"count{i}": c for i, c in enumerate(counts)})
@@ -462,7 +473,8 @@ def mutations(word, cls, queue, config, rng):
         wrong = put_pattern(word, sources[0], "num_partitions", others)
         wrong = put_pattern(wrong, sources[0], "start_partition", 0)
         wrong = put_pattern(wrong, sources[1], "count1", 0)
-        count = (ErrorCode.SIZE_MISMATCH, BODY_BIT + PATTERN_BITS["count0"][0])
+        of = BODY_BIT if cls.operands[2][1].exactly is None else sources[1]
+        count = (ErrorCode.SIZE_MISMATCH, of + PATTERN_BITS["count0"][0])
         yield "partitions of one, elements of the other", queue, wrong, count
 
     for index, (name, operand, bit) in enumerate(cls.operands):

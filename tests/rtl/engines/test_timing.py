@@ -43,6 +43,12 @@ def test_arithmetic_reductions_scans_and_predicated_copies(rng):
     check(Bench, program, rng)
 
 
+def test_instructions_on_eight_numbers(rng):
+    program = test_vector.random_eights(rng, CONFIG, 30, 40)
+    assert len({type(i) for i in program}) == 3
+    check(Bench, program, rng)
+
+
 def test_gpsimd_instructions(rng):
     program = test_gpsimd.random_program(rng, CONFIG, 40, 30)
     assert len({type(i) for i in program}) == 4

@@ -19,12 +19,17 @@ from makalu.rtl.arch.formats import (
     INTEGER_FORMATS,
     TF32,
     UINT8,
+    UINT16,
+    UINT32,
 )
 from makalu.rtl.arch.isa import (
     BITWISE_OPS,
     AccessPattern,
     AluOp,
     CopyPredicated,
+    FindIndex8,
+    MatchReplace8,
+    Max8,
     Memset,
     ReduceOp,
     ScalarTensorTensor,
@@ -152,6 +157,45 @@ def random_arithmetic(rng, config, length, longest):
             program.append(
                 TensorReduce(src=src, op=op, inner=inner, negate=int(rng.integers(2)), **common)
             )
+    return program
+
+
+def random_eights(rng, config, length, longest):
+    """Instructions on eight numbers, with many equal elements in one of four."""
+    program = []
+    while len(program) < length:
+        (instruction,) = random_program(rng, config, 1, longest)
+        if isinstance(instruction, Memset):
+            continue
+        dst, src = instruction.dst, instruction.src
+        common = {"src": src, "update": instruction.update}
+        swap = src.space == Space.SBUF and rng.random() < 0.3
+        fmt = FP32 if swap else FORMATS[rng.integers(len(FORMATS))]
+        if rng.random() < 0.5:
+            fmt = src.dtype if fmt.bytes == src.dtype.bytes else fmt
+        counts = [[8], [2, 4], [4, 2], [2, 2, 2], [1, 8]][rng.integers(5)]
+        offset, dims = random_pattern(rng, fmt, 0, config.psum_bytes if swap else HALF, counts)
+        vals = AccessPattern(
+            fmt, src.start_partition, src.num_partitions, offset, dims,
+            Space.PSUM if swap else Space.SBUF,
+        )  # fmt: skip
+        kind = rng.integers(3)
+        if kind == 2:
+            value = int(rng.integers(1 << 32))
+            program.append(
+                MatchReplace8(
+                    dst=dst, vals=vals, value=value, saturate=instruction.saturate, **common
+                )
+            )
+            continue
+        index = (UINT16, UINT32)[rng.integers(2)]
+        fmt = dst.dtype if kind == 0 else index
+        offset, dims = random_pattern(rng, fmt, HALF, config.sbuf_bytes, counts[::-1])
+        dst = replace(dst, dtype=fmt, offset=offset, dims=dims)
+        if kind == 0:
+            program.append(Max8(dst=dst, saturate=instruction.saturate, **common))
+        else:
+            program.append(FindIndex8(dst=dst, vals=vals, **common))
     return program
 
 
@@ -378,6 +422,65 @@ def test_a_predicate_is_any_bit_of_its_element(fmt, reverse, rng):
             for dst in (FP32, INT8, FP16)
         ]
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("content", ["anything", "few"])
+@pytest.mark.parametrize("config", [CONFIG, EIGHT_ROWS], ids=["TINY", "eight rows"])
+def test_random_instructions_on_eight_numbers(config, content, rng):
+    """Casts, patterns, partitions, PSUM; ``few``: bytes of which whole elements are often equal."""
+    for _ in range(3):
+        bench = Bench(config, rng)
+        if content == "few":
+            few = rng.choice(np.array([0, 0, 0x80, 0x3F], np.uint8), bench.bytes.shape)
+            bench.bytes[:] = few
+        bench.execute(random_eights(rng, config, 20, 40))
+
+
+@pytest.mark.parametrize("count", [1, 7, 8, 9, 64])
+def test_eight_numbers_are_those_of_numpy(count, rng):
+    """The greatest, where they are, and what is left without them; equal ones one after another."""
+    numbers = rng.integers(-9, 9, (CONFIG.partitions, 64)).astype(np.float32)
+    greatest = np.full((CONFIG.partitions, 8), np.nan, np.float32)
+    places = np.full((CONFIG.partitions, 8), 0xFFFFFFFF, np.uint32)
+    left = numbers.copy()
+    for p, row in enumerate(numbers[:, :count]):
+        order = np.argsort(-row, kind="stable")[:8]
+        greatest[p, : len(order)], places[p, : len(order)] = row[order], order
+        left[p, order] = 7.5
+    bench = Bench(CONFIG, rng)
+    bench.bytes[:, :256] = numbers.view(np.uint8)
+    bench.bytes[:, 256:288] = greatest.view(np.uint8)
+    src, vals = line(FP32, 0, count), line(FP32, 256, 8)
+    to = line(FP32, 512, 8), line(UINT32, 544, 8), line(FP32, 576, count)
+    bench.execute(
+        [
+            Max8(dst=to[0], src=src, update=update(0)),
+            FindIndex8(dst=to[1], src=src, vals=vals, update=update(1)),
+            MatchReplace8(dst=to[2], src=src, vals=vals, value=0x40F00000, update=update(2)),
+        ]
+    )
+    memory = bench.memory()
+    found = [gather(memory, ap).view(t) for ap, t in zip(to, "fIf", strict=True)]
+    assert np.array_equal(found[0], greatest, equal_nan=True)
+    assert (found[1] == places).all()
+    assert (found[2] == left[:, :count]).all()
+
+
+@pytest.mark.parametrize("bank", [256, 272], ids=["same bank", "other bank"])
+def test_eight_numbers_cost_eight_cycles_before_and_after(bank, rng):
+    bench = Bench(CONFIG, rng)
+    src, vals, count = line(FP32, 0, 20), line(FP32, bank, 8), 20
+    program = []
+    for i in range(2):
+        program += [
+            Max8(dst=line(FP32, 512, 8), src=src, update=update(i)),
+            FindIndex8(dst=line(UINT16, 544, 8), src=src, vals=vals, update=update(i)),
+            MatchReplace8(dst=line(BF16, 576, count), src=src, vals=vals, update=update(i)),
+        ]
+    bench.execute(program)
+    steps = np.diff([cycle for cycle, *_ in bench.updates])
+    assert steps.tolist() == [count + 16, count + 8, count + 8, count + 16, count + 8]
+    assert bench.counts["wait_sbuf"] == 0
 
 
 def test_two_sources_in_a_bank_take_turns(rng):

@@ -11,6 +11,9 @@ from makalu.rtl.arch.isa import (
     AccessPattern,
     AluOp,
     CopyPredicated,
+    FindIndex8,
+    MatchReplace8,
+    Max8,
     Memset,
     ReduceOp,
     ScalarTensorTensor,
@@ -115,7 +118,14 @@ def execute(instruction, sbuf, psum):
     wanted = None
     if isinstance(
         instruction,
-        TensorTensor | TensorScalar | ScalarTensorTensor | TensorReduce | TensorTensorScan,
+        TensorTensor
+        | TensorScalar
+        | ScalarTensorTensor
+        | TensorReduce
+        | TensorTensorScan
+        | Max8
+        | FindIndex8
+        | MatchReplace8,
     ):
         codes = _compute(instruction, sbuf, psum)
     elif isinstance(instruction, Memset):
@@ -130,6 +140,26 @@ def execute(instruction, sbuf, psum):
         found = gather(psum if predicate.space == Space.PSUM else sbuf, predicate)
         wanted = (found != 0) != bool(instruction.reverse)
     scatter(sbuf, dst, codes, wanted)
+
+
+def _eight_greatest(row):
+    """The eight greatest of binary32 codes as numbers are ordered, NaN by its sign beyond all."""
+
+    def rank(code):
+        magnitude = code & 0x7FFFFFFF
+        return -magnitude - 1 if code >> 31 else magnitude
+
+    return (sorted(row, key=rank, reverse=True) + [0xFFFFFFFF] * 8)[:8]
+
+
+def _first_places(row, values):
+    """Index of the first element with the bits of each value, taken once; -1 without."""
+    row, places = list(row), []
+    for value in values:
+        places.append(row.index(value) if value in row else -1)
+        if places[-1] >= 0:
+            row[places[-1]] = None
+    return places
 
 
 def _compute(instruction, sbuf, psum):
@@ -168,7 +198,18 @@ def _compute(instruction, sbuf, psum):
     def spread(values, ap):
         return [[value] * ap.elements for value in values]
 
-    if isinstance(i, TensorTensor):
+    if isinstance(i, FindIndex8):
+        found = [_first_places(*pair) for pair in zip(operand(i.src), operand(i.vals), strict=True)]
+        return np.array(found, np.int64).astype(unsigned(i.dst.dtype))
+    if isinstance(i, Max8):
+        rows = [_eight_greatest(row) for row in operand(i.src)]
+    elif isinstance(i, MatchReplace8):
+        rows = operand(i.src)
+        for row, values in zip(rows, operand(i.vals), strict=True):
+            for place in _first_places(list(row), values):
+                if place >= 0:
+                    row[place] = i.value
+    elif isinstance(i, TensorTensor):
         rows = elementwise(i.op, operand(i.src0), operand(i.src1))
     elif isinstance(i, TensorScalar):
         rows = operand(i.src)
