@@ -22,7 +22,8 @@ __all__ = [
     "nc_find_index8", "nc_match_replace8", "nc_matmul", "nc_transpose", "nc_version",
     "reciprocal", "reduce_cmd", "scalar_engine", "scalar_tensor_tensor", "tensor_copy",
     "tensor_copy_predicated", "tensor_engine", "tensor_reduce", "tensor_scalar",
-    "tensor_scalar_reduce", "tensor_tensor", "tensor_tensor_scan", "unknown_engine", "vector_engine",
+    "tensor_scalar_reduce", "tensor_tensor", "tensor_tensor_scan", "unknown_engine",
+    "vector_engine",
 ]  # fmt: skip
 
 

@@ -43,18 +43,17 @@ class Eight(wiring.Component):
 
     Timing
     ------
-    One of ``load``, ``insert``, ``match`` and ``flush`` in every cycle; ``o`` one cycle later. With
-    two numbers instead of eight::
+    At most one of ``load``, ``insert``, ``match`` and ``flush`` in every cycle; ``o`` one cycle
+    later. The three greatest of three numbers (as small codes), the third of which is looked for::
 
-        cycle   0  1  2  3  4  5
-        load    1  1  0  0  0  0
-        match   0  0  1  1  0  0
-        flush   0  0  0  0  1  1
-        value   5  7  .  .  .  .
-        x       .  .  7  7  .  .
-        index   .  .  0  1  .  .
-        number  .  .  9  9  .  .
-        o       .  .  .  9  7  -1 (with indices; the next one is 0)
+        cycle   0  1  2  3  4  5  6  7
+        insert  1  1  1  0  0  0  0  0
+        clear   1  0  0  0  0  0  0  0
+        match   0  0  0  1  0  0  0  0
+        flush   0  0  0  0  1  1  1  0
+        x       2  5  3  3  .  .  .  .
+        number  .  .  .  9  .  .  .  .
+        o       .  .  .  .  9  5  3  2
     """
 
     def __init__(self):

@@ -390,8 +390,8 @@ CONTROLS = [
           "start + count >= config.partitions", LEGAL),
     Fault(CHECKED, "partition beyond the last accepted", "start + count > config.partitions",
           "start + count > config.partitions + 1", WRONG),
-    Fault(CHECKED, "numbers of elements not compared", "~first_3 & (elements != first_elements)",
-          "0", WRONG),
+    Fault(CHECKED, "numbers of elements not compared",
+          "~first_3 & ~rules_3.alone & (elements != first_elements)", "0", WRONG),
     Fault(CHECKED, "empty patterns checked", "~empty_4 & (", "(", WRONG),
     Fault(CHECKED, "banks may be crossed", "rules_4.one_bank & psum_4", "0 & psum_4", WRONG),
     Fault(FIXED, "semaphores without a wait checked", " & mode.any()", "", WRONG),
@@ -801,7 +801,7 @@ COMPUTE = [
     Fault(LANE, "operands of the first operation in their order always",
           "Mux(self.reverse0, other0, x)", "x", OPERATIONS),
     Fault(LANE, "operands of the second operation in their order always",
-          "Mux(self.reverse1, alu0.result, other1)", "other1", OPERATIONS),
+          "Mux(self.reverse1, result0, other1)", "other1", OPERATIONS),
     Fault(LANE, "the last element is the scalar", "m.If(self.load0)", "m.If(1)", OPERATIONS),
     Fault(LANE, "a scalar in the source's format", "scalar0.eq(plain0)", "scalar0.eq(x)",
           OPERATIONS),
@@ -1049,6 +1049,58 @@ SCALAR_ENGINE = [
           SCALAR_TEST + "a_bank_of_another_engine_is_waited_for"),
 ]  # fmt: skip
 
+EIGHT = "arith.eight:Eight.elaborate"
+EIGHT_TEST = "arith/test_eight.py::test_random_operations"
+EIGHTS = V + "test_eight_numbers_are_those_of_numpy[9]"
+EIGHTS_COST = V + "test_eight_numbers_cost_eight_cycles_before_and_after[other bank]"
+EIGHTS_ANY = V + "test_random_instructions_on_eight_numbers[TINY-anything]"
+
+EIGHT_NUMBERS = [
+    Fault(EIGHT, "negative numbers in reverse", "bits[31].replicate(31)", "C(0, 31)", EIGHT_TEST),
+    Fault(EIGHT, "negative numbers leave in reverse", "(~keys[0][31]).replicate(31)", "C(0, 31)",
+          EIGHT_TEST),
+    Fault(EIGHT, "what was there before stays", "Mux(self.clear, 0, key)", "key", EIGHT_TEST),
+    Fault(EIGHT, "nothing moves down for a greater number",
+          "Mux(above[i - 1], old[i - 1], x) if i else x", "x", EIGHT_TEST),
+    Fault(EIGHT, "a number is found again and again", "~is_found & (x == key)", "(x == key)",
+          EIGHT_TEST),
+    Fault(EIGHT, "an element answers all equal numbers",
+          "open_[i] & ~Cat(open_[:i]).any() if i else open_[0]", "open_[i]", EIGHT_TEST),
+    Fault(EIGHT, "what was found is remembered for the next search", "found[i].eq(0)",
+          "found[i].eq(found[i])", EIGHT_TEST),
+    Fault(EIGHT, "what is not found has the index of another", "Mux(found[0], where[0],",
+          "Mux(1, where[0],", EIGHT_TEST),
+    Fault(EIGHT, "indices stay where they are", "where[i].eq(where[i + 1])",
+          "where[i].eq(where[i])", EIGHT_TEST),
+    Fault(EIGHT, "numbers instead of indices", "Mux(self.indices,", "Mux(0,", EIGHT_TEST),
+    Fault(EIGHT, "found elements are kept", "Mux(Cat(open_).any(), self.number, self.x)",
+          "self.x", EIGHT_TEST),
+    Fault(LANE, "numbers that are looked for from the first source", "eight.value.eq(y)",
+          "eight.value.eq(x)", EIGHTS),
+    Fault(LANE, "eight numbers do not come out", "Mux(self.eight_result, of_eight, alu0.result)",
+          "alu0.result", EIGHTS),
+    Fault(SEQUENCER + "_phases", "what is looked for is not loaded first", "if phase.load",
+          "if phase.load and 0", EIGHTS),
+    Fault(SEQUENCER + "_phases", "results that are to come after the elements come with them",
+          "if phase.flush", "if phase.flush and 0", EIGHTS),
+    Fault(SEQUENCER + "_phases", "what is loaded is read again beside the elements",
+          "m.d.comb += reading.eq(0b01)", "m.d.comb += reading.eq(0b11)", EIGHTS_COST),
+    Fault(SEQUENCER + "elaborate", "PSUM is read where nothing is",
+          "(from_psum & reading[: len(sources)]).any()", "from_psum.any()", EIGHTS_ANY),
+    Fault(VECTOR + "_controls", "elements counted from the first number that is loaded",
+          "Mux(element.load, 0, index + 1)", "(index + 1)", EIGHTS),
+    Fault(VECTOR + "_controls", "the second source of a search shifted as the first one",
+          "steer.shift1.eq(quadrant(find.dst) - quadrant(find.vals))",
+          "steer.shift1.eq(quadrant(find.dst) - quadrant(find.src))",
+          V + "test_random_instructions_on_eight_numbers[TINY-few]"),
+    Fault(VECTOR + "_controls", "indices are cast", 'late("plain", LANE_CYCLES - 1, plain)', "0",
+          EIGHTS),
+    Fault("control.check:_Operand.elaborate", "any number of elements where eight are needed",
+          "| rules_3.exact & (elements != rules_3.limit)", "", WRONG + "[max8-TINY]"),
+    Fault("control.check:_Operand.elaborate", "eight elements compared with many",
+          "~rules_3.alone &", "", "control/test_check.py::test_legal_words_pass[TINY]"),
+]  # fmt: skip
+
 INTEGERS = "arith.integer:IntegerAlu.elaborate"
 INTEGER_TEST = "arith/test_integer.py::test_every_operation_on_a_few_numbers"
 GPSIMD_LANE = "engines.gpsimd:GpSimdLane.elaborate"
@@ -1191,8 +1243,8 @@ INTEGER = [
 ]  # fmt: skip
 
 FAULTS = [
-    *LIB, *ARITH, *MEMORY, *CONTROLS, *ENGINES, *COMPUTE, *ACTIVATION, *SCALAR_ENGINE, *INTEGER,
-    *WIRING,
+    *LIB, *ARITH, *MEMORY, *CONTROLS, *ENGINES, *COMPUTE, *ACTIVATION, *SCALAR_ENGINE,
+    *EIGHT_NUMBERS, *INTEGER, *WIRING,
 ]  # fmt: skip
 PARTS = ("arith", "control", "engines", "lib", "memory")
 NOTICES = {"AssertionError", "Failed", "TimeoutError"}

@@ -175,8 +175,9 @@ def random_eights(rng, config, length, longest):
             fmt = src.dtype if fmt.bytes == src.dtype.bytes else fmt
         counts = [[8], [2, 4], [4, 2], [2, 2, 2], [1, 8]][rng.integers(5)]
         offset, dims = random_pattern(rng, fmt, 0, config.psum_bytes if swap else HALF, counts)
+        start = (dst if rng.random() < 0.5 else src).start_partition
         vals = AccessPattern(
-            fmt, src.start_partition, src.num_partitions, offset, dims,
+            fmt, start, src.num_partitions, offset, dims,
             Space.PSUM if swap else Space.SBUF,
         )  # fmt: skip
         kind = rng.integers(3)
