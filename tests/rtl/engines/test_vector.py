@@ -180,6 +180,10 @@ def random_eights(rng, config, length, longest):
             fmt, start, src.num_partitions, offset, dims,
             Space.PSUM if swap else Space.SBUF,
         )  # fmt: skip
+        if src.space == Space.SBUF and rng.random() < 0.5:
+            # Elements that are there, in some partition.
+            place = int(rng.choice(src.element_offsets()))
+            vals = replace(src, start_partition=start, offset=place, dims=((0, 8),))
         kind = rng.integers(3)
         if kind == 2:
             value = int(rng.integers(1 << 32))
