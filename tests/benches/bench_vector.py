@@ -1,15 +1,31 @@
 """The vector engine on the state buffer: copies, casts, fills, arithmetic, against numpy."""
 
 from collections import deque
+from dataclasses import replace
 
 import cocotb
 import numpy as np
 from makalu.rtl.arch.config import TINY as CONFIG
-from makalu.rtl.arch.formats import BF16, FORMATS, FP16, FP32, INT8, INT16, INT32
+from makalu.rtl.arch.formats import (
+    BF16,
+    FORMATS,
+    FP16,
+    FP32,
+    INT8,
+    INT16,
+    INT32,
+    INTEGER_FORMATS,
+    UINT16,
+    UINT32,
+)
 from makalu.rtl.arch.isa import (
     BITWISE_OPS,
     AccessPattern,
     AluOp,
+    CopyPredicated,
+    FindIndex8,
+    MatchReplace8,
+    Max8,
     Memset,
     ReduceOp,
     ScalarTensorTensor,
@@ -18,6 +34,7 @@ from makalu.rtl.arch.isa import (
     TensorReduce,
     TensorScalar,
     TensorTensor,
+    TensorTensorScan,
     Update,
     UpdateMode,
 )
@@ -243,6 +260,48 @@ class Bench:
         op = list(ReduceOp)[rng.integers(len(ReduceOp))]
         return TensorReduce(src=src, op=op, inner=inner, negate=reverse[0], **common)
 
+    def random_row(self, i):
+        """A scan, a copy of chosen elements, or one on eight numbers; one source from PSUM."""
+        rng, kind = self.rng, i % 5
+        counts = [int(rng.integers(1, 5)) for _ in range(int(rng.integers(1, 4)))]
+        eight = [[8], [2, 4], [4, 2]][rng.integers(3)]
+        spaces = ((Space.SBUF, Space.SBUF), (Space.PSUM, Space.SBUF), (Space.SBUF, Space.PSUM))
+
+        def operand(space, shape, among=FORMATS):
+            if space == Space.PSUM:
+                among = [fmt for fmt in among if fmt.bytes == 4]
+            return self.pattern(among[rng.integers(len(among))], 0, shape, 0, P, space)
+
+        src_space, other_space = spaces[i % 3]
+        src = operand(src_space, counts)
+        result = (UINT16, UINT32) if kind == 3 else FORMATS
+        fmt = result[rng.integers(len(result))]
+        common = {
+            "dst": self.pattern(fmt, AREA // 2, eight if kind in (2, 3) else counts, 0, P),
+            "update": Update(i % 8, UpdateMode.ADD, 1 + i),
+        }
+        reverse = rng.integers(2, size=2).tolist()
+        if kind != 3:
+            common["saturate"] = int(rng.integers(2))
+        if kind == 0:
+            ops = [int(op) for op in rng.integers(int(AluOp.BITWISE_AND), size=2)]
+            return TensorTensorScan(
+                src0=src, src1=operand(other_space, counts), op0=ops[0], op1=ops[1],
+                reverse0=reverse[0], reverse1=reverse[1], initial=int(rng.integers(1 << 32)),
+                **common,
+            )  # fmt: skip
+        if kind == 1:
+            predicate = operand(other_space, counts, INTEGER_FORMATS)
+            return CopyPredicated(src=src, predicate=predicate, reverse=reverse[0], **common)
+        if kind == 2:
+            return Max8(src=src, **common)
+        vals = operand(other_space, eight)
+        if src_space == Space.SBUF and rng.random() < 0.5:
+            vals = replace(src, dims=((0, 8),))  # an element that is there
+        if kind == 3:
+            return FindIndex8(src=src, vals=vals, **common)
+        return MatchReplace8(src=src, vals=vals, value=int(rng.integers(1 << 32)), **common)
+
 
 @cocotb.test()
 async def test_random_copies_and_casts(dut):
@@ -295,3 +354,16 @@ async def test_arithmetic_with_ordinary_numbers(dut):
     await bench.start()
     await bench.execute([bench.random_operation(i) for i in range(80)])
     assert bench.compared > 1000
+
+
+@cocotb.test()
+async def test_scans_choices_and_eight_numbers(dut):
+    """On numbers of which many are equal."""
+    bench = Bench(dut, "rows")
+    for memory in (bench.bytes, bench.psum):
+        words = memory.view(np.uint32)
+        words[...] = np.float32(bench.rng.integers(-3, 4, words.shape)).view(np.uint32)
+    await bench.start()
+    await bench.execute([bench.random_row(i) for i in range(75)])
+    assert bench.compared > 500
+    assert bench.psum_reads > 100

@@ -114,7 +114,7 @@ COMPONENTS = {
     "dma": (lambda: DmaEngine(config=TINY), 5),
     "control": (lambda: Control(config=TINY), 5),
     "sbuf": (lambda: Sbuf(config=TINY), 4),
-    "vector": (lambda: VectorOnSbuf(config=TINY), 5),
+    "vector": (lambda: VectorOnSbuf(config=TINY), 6),
     "gpsimd": (lambda: GpSimdOnSbuf(config=TINY), 3),
     "tensor": (lambda: TensorEngine(config=TINY), 2),
 }
