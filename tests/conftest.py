@@ -51,8 +51,9 @@ def rng(seed):
     return np.random.default_rng(seed)
 
 
-@pytest.fixture(autouse=True, scope="session")
-def _hypothesis_profile():
+def pytest_configure(config):
+    """Choose hypothesis' profile before a test module is read, whose ``settings`` go by it."""
+    del config
     from hypothesis import HealthCheck, settings
 
     settings.register_profile(

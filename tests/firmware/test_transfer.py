@@ -1,5 +1,7 @@
 """DMA lowering: descriptors move exactly the elements that numpy's index arithmetic says."""
 
+import math
+
 import makalu.nki as nki
 import makalu.nki.language as nl
 import numpy as np
@@ -170,7 +172,9 @@ def copies(draw):
     pads = [draw(st.integers(0, 2)) for _ in shape]
     steps = [draw(st.integers(1, 2)) for _ in shape]
     tile_pads = [0, *(draw(st.integers(0, 2)) for _ in shape[1:])]
-    address = 16 * draw(st.integers(0, 3))
+    tile_bytes = math.prod(n + p for n, p in zip(shape[1:], tile_pads[1:], strict=True))
+    tile_bytes *= {"fp8_e5m2": 1, "bf16": 2, "fp32": 4}[dtype]
+    address = 16 * draw(st.integers(0, min(3, (config.sbuf_bytes - tile_bytes) // 16)))
     return config, dtype, shape, order, pads, steps, tile_pads, address
 
 
