@@ -17,13 +17,13 @@ from .tensor import Access, NkiTensor
 from .written import Written
 
 __all__ = [
-    "activation", "activation_reduce", "affine_select", "dma_copy", "dma_transpose", "engine",
-    "get_nc_version", "gpsimd_engine", "iota", "matmul_perf_mode", "max8", "memset",
-    "nc_find_index8", "nc_match_replace8", "nc_matmul", "nc_transpose", "nc_version",
-    "reciprocal", "reduce_cmd", "scalar_engine", "scalar_tensor_tensor", "tensor_copy",
-    "tensor_copy_predicated", "tensor_engine", "tensor_reduce", "tensor_scalar",
-    "tensor_scalar_reduce", "tensor_tensor", "tensor_tensor_scan", "unknown_engine",
-    "vector_engine",
+    "activation", "activation_reduce", "affine_select", "bn_aggr", "bn_stats", "dma_copy",
+    "dma_transpose", "engine", "get_nc_version", "gpsimd_engine", "iota", "matmul_perf_mode",
+    "max8", "memset", "nc_find_index8", "nc_match_replace8", "nc_matmul", "nc_stream_shuffle",
+    "nc_transpose", "nc_version", "reciprocal", "reduce_cmd", "scalar_engine",
+    "scalar_tensor_tensor", "tensor_copy", "tensor_copy_predicated", "tensor_engine",
+    "tensor_partition_reduce", "tensor_reduce", "tensor_scalar", "tensor_scalar_reduce",
+    "tensor_tensor", "tensor_tensor_scan", "unknown_engine", "vector_engine",
 ]  # fmt: skip
 
 
@@ -1056,3 +1056,191 @@ def nc_transpose(dst, data, engine=engine.unknown, name=None):
     nc_matmul(target, data, identity(trace, s.dtype)[same, same], accumulate=False)
     if dst.buffer == "sbuf":
         tensor_copy(dst, target)
+
+
+# Made of several instructions --------------------------------------------------------------------
+
+STATS = 3
+"""Numbers that describe a group of elements: count, mean, count times variance."""
+
+BN_STATS_FMAX = 512
+"""Most elements per partition of :func:`bn_stats`."""
+
+KEEP = 255
+"""Entry of a mask: leave the partition as it is."""
+
+
+def _beside(trace, view, dtype, name):
+    """A tile of the shape of ``view`` on the same partitions."""
+    access = _access(trace, name, view, _CHIP)
+    shape = (access.start + access.count, *view.shape[1:])
+    return trace.allocate(shape, dtype, "sbuf", name=name)[access.start :]
+
+
+def _columns(trace, what, view):
+    """Check that a tile is ``[P, F]``."""
+    _tensor(trace, what, view)
+    if view.ndim != 2:
+        raise trace.error(f"{what} {view} must have two axes, [P, F]; reshape it")
+    return view.shape[1]
+
+
+def _numbers(trace, what, view):
+    if view.dtype is not _formats.FP32:
+        raise trace.error(f"{what} {view} must be float32")
+
+
+def bn_stats(dst, data, name=None):
+    """Count, mean, and count times variance of the even and of the odd elements, in that order.
+
+    Six instructions of the vector engine for each half: the sum, its product with 1 / count, the
+    differences from the mean, their squares, the sum of those. All in float32.
+
+    Parameters
+    ----------
+    dst : SBUF tile ``[P, 6]`` float32, on the partitions of data
+    data : tile ``[P, F]``, F at most 512
+    """
+    del name
+    trace, what = _trace.current(), "bn_stats"
+    columns = _columns(trace, f"{what} data", data)
+    if not 1 <= columns <= BN_STATS_FMAX:
+        raise trace.error(
+            f"{what}: data {data} must have 1 to {BN_STATS_FMAX} elements per partition"
+        )
+    if _columns(trace, f"{what} dst", dst) != 2 * STATS:
+        raise trace.error(f"{what}: dst {dst} must have {2 * STATS} elements per partition")
+    _numbers(trace, f"{what} dst", dst)
+    for half in range(2):
+        count, mean, spread = (
+            dst[:, i : i + 1] for i in range(STATS * half, STATS * (half + 1))
+        )  # fmt: skip
+        size = (columns + 1 - half) // 2
+        memset(count, size)
+        if size == 0:
+            memset(mean, 0)
+            memset(spread, 0)
+            continue
+        part = data[:, half::2]
+        tensor_reduce(mean, _operations.add, part, 1)
+        tensor_scalar(mean, mean, _operations.multiply, 1 / size)
+        differences = _beside(trace, part, _formats.FP32, f"{what}_differences")
+        tensor_scalar(differences, part, _operations.subtract, mean)
+        tensor_tensor(differences, differences, differences, _operations.multiply)
+        tensor_reduce(spread, _operations.add, differences, 1)
+
+
+def bn_aggr(dst, data, name=None):
+    """Mean and variance of all elements of the groups that :func:`bn_stats` has described.
+
+    Eleven instructions, ten of the vector engine, all in float32.
+
+    Parameters
+    ----------
+    dst : SBUF tile ``[P, 2]`` float32
+        Mean and variance (with the number of elements as divisor).
+    data : SBUF tile ``[P, 3 * groups]`` float32, on the partitions of dst
+        Count, mean, and count times variance of each group.
+    """
+    del name
+    trace, what = _trace.current(), "bn_aggr"
+    columns = _columns(trace, f"{what} data", data)
+    if columns == 0 or columns % STATS:
+        raise trace.error(f"{what}: data {data} must have a multiple of {STATS} elements")
+    if _columns(trace, f"{what} dst", dst) != 2:
+        raise trace.error(f"{what}: dst {dst} must have 2 elements per partition")
+    for side, view in (("dst", dst), ("data", data)):
+        _numbers(trace, f"{what} {side}", view)
+    counts, means, spreads = (data[:, i::STATS] for i in range(STATS))
+    mean, variance = dst[:, :1], dst[:, 1:]
+    share = _beside(trace, mean, _formats.FP32, f"{what}_share")
+    each = _beside(trace, means, _formats.FP32, f"{what}_groups")
+    multiply, add = _operations.multiply, _operations.add
+    tensor_reduce(share, add, counts, 1)
+    reciprocal(share, share)
+    tensor_tensor(each, counts, means, multiply)
+    tensor_reduce(mean, add, each, 1)
+    tensor_scalar(mean, mean, multiply, share)
+    tensor_scalar(each, means, _operations.subtract, mean)
+    tensor_tensor(each, each, each, multiply)
+    tensor_tensor(each, each, counts, multiply)
+    tensor_tensor(each, each, spreads, add)
+    tensor_reduce(variance, add, each, 1)
+    tensor_scalar(variance, variance, multiply, share)
+
+
+def tensor_partition_reduce(dst, op, data, name=None):
+    """Reduce over the partitions: ``dst[0, i] = data[0, i] op data[1, i] op ...``.
+
+    DMA turns the tile, :func:`tensor_reduce` reduces (in its order), DMA turns the result.
+
+    Parameters
+    ----------
+    dst : SBUF tile ``[1, F]``
+    op : operation of :func:`tensor_reduce`
+    data : SBUF tile ``[P, F]``
+    """
+    del name
+    trace, what = _trace.current(), "tensor_partition_reduce"
+    columns, partitions = _columns(trace, f"{what} data", data), data.shape[0]
+    if _tensor(trace, f"{what} dst", dst).shape != (1, columns):
+        raise trace.error(f"{what}: dst {dst} must have shape [1, {columns}] for data {data}")
+    most = trace.config.partitions
+    for first in range(0, columns, most):
+        part = slice(first, min(first + most, columns))
+        size = part.stop - first
+        turned = trace.allocate((size, partitions), data.dtype, "sbuf", name=f"{data.name}_turned")
+        results = trace.allocate((size, 1), dst.dtype, "sbuf", name=f"{data.name}_reduced")
+        dma_transpose(turned, data[:, part])
+        tensor_reduce(results, op, turned, 1)
+        dma_transpose(dst[:, part], results)
+
+
+def nc_stream_shuffle(dst, src, shuffle_mask, name=None):
+    """Exchange partitions inside every quarter of them, by DMA: the bits are copied.
+
+    Partition ``i`` of a quarter of dst becomes partition ``shuffle_mask[i]`` of the same quarter of
+    src.
+
+    Parameters
+    ----------
+    dst, src : SBUF tiles of the same shape and format
+        May be the same.
+    shuffle_mask : sequence of :class:`int`
+        One for each partition of a quarter; 255 leaves dst's as it is. All partitions that are read
+        must be src's.
+    """
+    del name
+    trace, what = _trace.current(), "nc_stream_shuffle"
+    quarter = trace.config.quadrant
+    mask = [int(entry) for entry in shuffle_mask]
+    if len(mask) != quarter or any(not (0 <= e < quarter or e == KEEP) for e in mask):
+        raise trace.error(
+            f"{what}: shuffle_mask = {mask} must have {quarter} entries of 0 to {quarter - 1}, or "
+            f"{KEEP} to keep"
+        )
+    for side, view in (("dst", dst), ("src", src)):
+        if _tensor(trace, f"{what} {side}", view).buffer != "sbuf":
+            raise trace.error(f"{what} {side} {view} must be in sbuf")
+    if dst.shape != src.shape or dst.dtype is not src.dtype:
+        raise trace.error(f"{what}: dst {dst} and src {src} must have the same shape and format")
+    partitions = src.shape[0]
+    if dst.storage is src.storage:
+        copied = _beside(trace, src, src.dtype, f"{what}_source")
+        tensor_copy(copied, src)
+        src = copied
+    for first in range(0, partitions, quarter):
+        i = 0
+        while i < min(quarter, partitions - first):
+            # As many as follow one another on both sides.
+            end = i + 1
+            while end < min(quarter, partitions - first) and mask[end] == mask[end - 1] + 1 < KEEP:
+                end += 1
+            if mask[i] != KEEP:
+                at = first + mask[i]
+                if at + end - i > partitions:
+                    raise trace.error(
+                        f"{what}: shuffle_mask[{i}] = {mask[i]} names partition {at} of {src}"
+                    )
+                dma_copy(dst[first + i : first + end], src[at : at + end - i])
+            i = end
