@@ -321,7 +321,8 @@ def page(sizes=(64, 512)):
         "matmul with the identity matrix, as many cycles as partitions), FP32 matmuls (four",
         "passes, as there), `bn_stats` (twelve instructions of DVE, 3 N instead of N: the squares",
         "are of differences from the mean, which is known when the row has been read),",
-        "`tensor_partition_reduce` and `nc_stream_shuffle` (DMA moves elements between partitions).",
+        "`tensor_partition_reduce` and `nc_stream_shuffle` (DMA moves elements from partition to",
+        "partition).",
         "",
     ]
     return "\n".join(lines)
