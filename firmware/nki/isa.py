@@ -1020,35 +1020,59 @@ def identity(trace, dtype):
     return found
 
 
-def nc_transpose(dst, data, engine=engine.unknown, name=None):
+def nc_transpose(dst, data, engine=engine.unknown, name=None, *, bits=False):
     """``dst = data.T``: partitions become elements, on the tensor engine.
 
     A product with the identity matrix, of which the kernel gets one for each format. All finite
     numbers of all floating-point formats come out exact, except that -0 becomes +0. An infinity or
-    NaN makes its whole column of data NaN; :func:`dma_transpose` copies those as well.
+    NaN makes its whole column of data NaN.
+
+    ``bits`` (an extension of this core) copies every bit, of integers too: byte by byte of the
+    elements, each a number from 0 to 255 that the vector engine converts before and after the
+    product.
 
     Parameters
     ----------
     dst : PSUM tile ``[F, P]`` float32, or SBUF tile ``[F, P]``
         What is in PSUM here is float32, whatever the format of data. To SBUF the vector engine
-        copies from a PSUM tile, and converts.
-    data : SBUF tile ``[P, F]`` of a floating-point format
+        copies from a PSUM tile, and converts. With ``bits`` in SBUF, of the format of data.
+    data : SBUF tile ``[P, F]``, of a floating-point format unless ``bits``
         F at most ``nl.tile_size.gemm_stationary_fmax``.
     """
     del name
     trace = _trace.current()
     _check_engine(trace, "nc_transpose", engine, tensor_engine)
     s = _access(trace, "nc_transpose data", data, _SBUF)
-    if not s.dtype.is_float:
+    if not s.dtype.is_float and not bits:
         raise trace.error(
-            f"nc_transpose: data {data} must be a floating-point format; use nisa.dma_transpose"
+            f"nc_transpose: data {data} must be a floating-point format; bits=True copies any"
         )
-    d = _access(trace, "nc_transpose dst", dst, _CHIP)
+    d = _access(trace, "nc_transpose dst", dst, _SBUF if bits else _CHIP)
+    if bits and d.dtype is not s.dtype:
+        raise trace.error(
+            f"nc_transpose: dst {dst} must have the format of data {data}, whose bits it gets"
+        )
     if d.count != s.elements or d.elements != s.count:
         raise trace.error(
             f"nc_transpose: dst {dst} must have shape [{s.elements}, {s.count}] for data {data}"
         )
     same = slice(s.start, s.start + s.count)
+    if bits:
+        size = s.dtype.bytes
+        try:
+            source, result = (x.view(_formats.UINT8) for x in (data, dst))
+        except ValueError as error:
+            raise trace.error(f"nc_transpose: {error}") from None
+        ones = identity(trace, _formats.BF16)[same, same]
+        for byte in range(size):
+            plane = _beside(trace, data, _formats.BF16, f"{data.storage.name}_byte{byte}")
+            turned = trace.allocate(
+                (d.count, d.elements), _formats.FP32, "psum", name=f"{plane.name}_transposed"
+            )
+            tensor_copy(plane, source[:, byte::size])
+            nc_matmul(turned, plane, ones, accumulate=False)
+            tensor_copy(result[:, byte::size], turned)
+        return
     target = dst
     if dst.buffer == "sbuf":
         shape = (d.count, d.elements)

@@ -238,6 +238,29 @@ def test_nc_transpose_is_exact(dev, dtype):
     same(dev.run(kernel, a), a.T)
 
 
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp8_e5m2", "int32", "uint16", "int8"])
+def test_nc_transpose_copies_all_bits_if_asked(rng, dtype):
+    """Payloads of NaN, infinities, -0; from and to partitions that are not the first."""
+    fmt = formats.format_of(dtype)
+
+    @nki.jit
+    def kernel(a):
+        tile = nl.ndarray((16, 11), a.dtype, buffer=nl.sbuf)
+        turned = nl.ndarray((16, 7), a.dtype, buffer=nl.sbuf)
+        nisa.dma_copy(tile[8:15], a)
+        nisa.nc_transpose(turned[:11], tile[8:15], bits=True)
+        out = nl.ndarray((11, 7), a.dtype, buffer=nl.shared_hbm)
+        nl.store(out, turned[:11])
+        return out
+
+    codes = rng.integers(0, 256, (7, 11 * fmt.bytes)).astype(np.uint8)
+    codes[0] = 0xFF
+    codes[1, -fmt.bytes :] = [0] * (fmt.bytes - 1) + [0x80]
+    a = codes.view(fmt.dtype)
+    with makalu.open("SMALL", "golden", hbm=1 << 20) as dev:
+        assert dev.run(kernel, a).tobytes() == np.ascontiguousarray(a.T).tobytes()
+
+
 def test_dma_transpose_copies_bits(dev):
     @nki.jit
     def kernel(a):
@@ -656,7 +679,19 @@ REFUSED = {
     ),
     "transposed integers": (
         lambda: nisa.nc_transpose(tile((4, 4), buffer=nl.psum), tile((4, 4), nl.int8)),
-        "use nisa.dma_transpose",
+        "bits=True copies any",
+    ),
+    "transposed bits of another format": (
+        lambda: nisa.nc_transpose(tile((4, 4)), tile((4, 4), nl.int32), bits=True),
+        "must have the format of data",
+    ),
+    "transposed bits in psum": (
+        lambda: nisa.nc_transpose(tile((4, 4), buffer=nl.psum), tile((4, 4)), bits=True),
+        "must be in sbuf",
+    ),
+    "transposed bits of every other element": (
+        lambda: nisa.nc_transpose(tile((4, 4)), tile((4, 8))[:, ::2], bits=True),
+        "cannot be read as uint8",
     ),
     "shape of a transpose": (
         lambda: nisa.nc_transpose(tile((4, 4), buffer=nl.psum), tile((3, 4))),
