@@ -27,6 +27,7 @@ from ..rtl.arch.isa import (
     MatmulMoving,
     Memset,
     ReduceOp,
+    Rng,
     ScalarTensorTensor,
     Space,
     TensorCopy,
@@ -274,6 +275,8 @@ def _cases(n):
         ("an element waits for both operations of the one before, each of four stages and rounded"),
     )
     yield "iota", Iota(dst=dst), 150 + n, ""
+    words = _row(formats.UINT32, 0, n)
+    yield "rng (POOL here, DVE there)", Rng(dst=words, seed=1), at_least, ""
     yield "affine_select", AffineSelect(dst=dst, src=x, compare=int(Compare.EQUAL)), 150 + n, ""
 
 

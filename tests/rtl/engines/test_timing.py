@@ -44,8 +44,8 @@ def test_arithmetic_reductions_scans_and_predicated_copies(rng):
 
 
 def test_gpsimd_instructions(rng):
-    program = test_gpsimd.random_program(rng, CONFIG, 40, 30)
-    assert len({type(i) for i in program}) == 4
+    program = test_gpsimd.random_program(rng, CONFIG, 50, 30)
+    assert len({type(i) for i in program}) == 5
     check(test_gpsimd.Bench, program, rng)
 
 
