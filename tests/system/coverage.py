@@ -115,7 +115,9 @@ def report(seen):
         if mine:
             met = sum(p in seen for p in mine)
             elements = sum(seen.get(p, 0) for p in mine)
-            lines.append(f"  {cls.mnemonic:20} {met:4} of {len(mine):4}, {elements:,} elements and scalars")
+            lines.append(
+                f"  {cls.mnemonic:20} {met:4} of {len(mine):4}, {elements:,} elements and scalars"
+            )
     holes = [p for p in points if p not in seen]
     lines += [f"  never met: {' '.join(p)}" for p in holes]
     return lines, holes
