@@ -46,6 +46,7 @@ from ..rtl.arch.isa import (
     MatmulMoving,
     Max8,
     Memset,
+    Rng,
     ScalarTensorTensor,
     Space,
     TensorCopy,
@@ -57,6 +58,7 @@ from ..rtl.arch.isa import (
     WaitMode,
     decode,
 )
+from ..rtl.arch.mixing import fraction, mix
 from .activation import evaluate
 from .arithmetic import fma32
 from .elementwise import compare_with_zero, operate, operate_integers, reduce_rows
@@ -1088,6 +1090,18 @@ def _iota(core, instruction):
         values = convert(values, formats.INT32, dst.dtype, instruction.saturate)
     core.count("pool_elements", dst.elements)
     core.memory(dst.space).write(dst, values)
+
+
+@executes(Rng)
+def _rng(core, instruction):
+    dst = instruction.dst
+    seed = _scalar_bits(core, instruction, "seed", dst)
+    words = mix(_affine(instruction).view(np.uint32), seed)
+    core.count("pool_elements", dst.elements)
+    if dst.dtype is formats.FP32:
+        core.memory(dst.space).write(dst, fraction(words))
+    else:
+        _store_bits(core, instruction, words, bitwise=True)
 
 
 @executes(AffineSelect)

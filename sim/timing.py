@@ -31,6 +31,7 @@ from ..rtl.arch.isa import (
     Max8,
     Memset,
     ReduceOp,
+    Rng,
     ScalarTensorTensor,
     Space,
     TensorCopy,
@@ -288,6 +289,8 @@ def _cases(n):
     yield "nc_find_index8", FindIndex8(dst=indices, src=x, vals=vals), at_least, held
     yield "nc_match_replace8", MatchReplace8(dst=dst, src=x, vals=vals), at_least, held
     yield "iota", Iota(dst=dst), 150 + n, ""
+    words = _row(formats.UINT32, 0, n)
+    yield "rng (POOL here, DVE there)", Rng(dst=words, seed=1), at_least, ""
     yield "affine_select", AffineSelect(dst=dst, src=x, compare=int(Compare.EQUAL)), 150 + n, ""
 
 

@@ -239,7 +239,9 @@ def regions(trace, instrs):
         # Element by element an operand may be replaced in place; scalars are read before all.
         storage, operands = ins.dst.storage, len(ins.cls.operands) - 1
         for source, src in zip(ins.sources[:operands], reads, strict=False):
-            if source.storage is storage and src is not dst and _share_bytes(src, dst):
+            if source.storage is not storage or src is dst or not _share_bytes(src, dst):
+                continue
+            if not source.is_in_place_of(ins.dst):
                 raise _overlap_error(trace, ins)
     everything += cache.values()
     for reads, writes in hbm.values():

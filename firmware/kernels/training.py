@@ -9,7 +9,7 @@ from .tiles import ceil, spans
 
 __all__ = [
     "adam_corrections", "adam_reference", "adam_step", "cross_entropy", "cross_entropy_reference",
-    "sgd_reference", "sgd_step",
+    "dropout", "dropout_reference", "sgd_reference", "sgd_step",
 ]  # fmt: skip
 
 PIECE = 512
@@ -76,6 +76,40 @@ def cross_entropy_reference(logits, labels):
     top = logits.max(axis=1)
     total = np.log(np.exp(logits - top[:, None]).sum(axis=1)) + top
     return total - logits[np.arange(len(logits)), labels]
+
+
+@nki.jit
+def dropout(x, seed, rate=0.5):
+    """``x / (1 - rate)`` with zeros for elements chosen with probability ``rate``.
+
+    The same seed and shape give the same zeros: applied to the gradient of the result, the kernel
+    gives the gradient of x.
+
+    Parameters
+    ----------
+    x : HBM tensor
+    seed : HBM tensor ``[1]`` uint32
+        An input, so that one program does for all steps of a training.
+    rate : number from 0 to below 1
+
+    Returns
+    -------
+    HBM tensor
+        Of the shape and format of x.
+    """
+    out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
+    nl.random_seed(nl.load(seed.reshape(1, 1)))
+    for piece, target in _pieces(x, out):
+        tile = nl.load(piece)
+        nisa.dropout(tile, tile, rate)
+        nisa.tensor_scalar(tile, tile, nl.multiply, 1 / (1 - rate))
+        nl.store(target, tile)
+    return out
+
+
+def dropout_reference(x, kept, rate=0.5):
+    """The same in float64 for elements that are kept, a tensor of truth values."""
+    return np.where(kept, np.asarray(x, np.float64) / (1 - rate), 0)
 
 
 def _pieces(*tensors):

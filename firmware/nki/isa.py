@@ -18,12 +18,13 @@ from .written import Written
 
 __all__ = [
     "activation", "activation_reduce", "affine_select", "bn_aggr", "bn_stats", "dma_copy",
-    "dma_transpose", "engine", "get_nc_version", "gpsimd_engine", "iota", "matmul_perf_mode",
-    "max8", "memset", "nc_find_index8", "nc_match_replace8", "nc_matmul", "nc_stream_shuffle",
-    "nc_transpose", "nc_version", "reciprocal", "reduce_cmd", "scalar_engine",
-    "scalar_tensor_tensor", "tensor_copy", "tensor_copy_predicated", "tensor_engine",
-    "tensor_partition_reduce", "tensor_reduce", "tensor_scalar", "tensor_scalar_reduce",
-    "tensor_tensor", "tensor_tensor_scan", "unknown_engine", "vector_engine",
+    "dma_transpose", "dropout", "engine", "get_nc_version", "gpsimd_engine", "iota",
+    "matmul_perf_mode", "max8", "memset", "nc_find_index8", "nc_match_replace8", "nc_matmul",
+    "nc_stream_shuffle", "nc_transpose", "nc_version", "reciprocal", "reduce_cmd", "rng",
+    "scalar_engine", "scalar_tensor_tensor", "set_rng_seed", "tensor_copy",
+    "tensor_copy_predicated", "tensor_engine", "tensor_partition_reduce", "tensor_reduce",
+    "tensor_scalar", "tensor_scalar_reduce", "tensor_tensor", "tensor_tensor_scan",
+    "unknown_engine", "vector_engine",
 ]  # fmt: skip
 
 
@@ -535,6 +536,144 @@ def iota(dst, pattern, offset=0, channel_multiplier=0, name=None, *, saturate=Fa
     d = _destination(trace, "iota", dst)
     d, fields = _affine(trace, "iota", dst, d, pattern, offset, channel_multiplier)
     _record(trace, _isa.Iota, d, (), saturate=bool(saturate), **fields)
+
+
+def _places(config):
+    """Random numbers that a seed has for each partition: the same on machines of up to 128."""
+    return (1 << 32) // max(128, config.partitions)
+
+
+def rng(dst, engine=engine.unknown, name=None):
+    """Fill an SBUF tile with random bits, 32 for each element, on the GpSimd engine.
+
+    An integer takes the low bits. float32, ours, becomes a multiple of 2**-24 from 0 to below 1.
+    The numbers depend on the seed (:func:`set_rng_seed`, 0 before) and on how many were made of it
+    so far: the same kernel makes the same ones, on every machine that its tiles fit. An element has
+    its number by its index in dst, whatever lies between its elements.
+
+    Parameters
+    ----------
+    dst : SBUF tile of an integer format or float32
+
+    Raises
+    ------
+    :exc:`~.tensor.KernelError`
+        After 2**25 numbers of a seed for a partition.
+    """
+    del name
+    trace = _trace.current()
+    places = _places(trace.config)
+    _check_engine(trace, "rng", engine, gpsimd_engine)
+    d = _destination(trace, "rng", dst)
+    (operand,) = (operand for _, operand, _ in _isa.Rng.operands)
+    if d.dtype not in operand.formats:
+        raise trace.error(
+            f"rng: dst {dst} must be of an integer format, or float32 for numbers from 0 to 1, "
+            "which nisa.tensor_copy converts"
+        )
+    if trace.drawn + d.elements > places:
+        raise trace.error(
+            f"rng: dst {dst} needs {d.elements} numbers for each partition, but of {places} of a "
+            f"seed {trace.drawn} are taken; set another one with nisa.set_rng_seed"
+        )
+    seed, own = trace.seed, ()
+    if isinstance(seed, NkiTensor):
+        seed = _access(trace, "rng seed", seed[d.start : d.start + d.count], _SBUF)
+        own = (seed,)
+    steps, step = {}, 1
+    for i, (_, count) in enumerate(d.dims):
+        steps[f"step{i}"] = step
+        step *= count
+    _record(
+        trace, _isa.Rng, d, (), offset=trace.drawn, channel_multiplier=places, seed=seed,
+        seed_pointer=len(own), **steps,
+    )  # fmt: skip
+    trace.drawn += d.elements
+
+
+def set_rng_seed(src_seeds, name=None):
+    """Begin the random numbers of a seed. :func:`rng` continues them from then on.
+
+    Parameters
+    ----------
+    src_seeds : SBUF tile ``[1, 1]`` of int32 or uint32, or :class:`int`
+        A tile is read when the kernel runs: one program does for all seeds. Numbers of 32 bits are
+        ours.
+    """
+    del name
+    trace, what = _trace.current(), "set_rng_seed"
+    if isinstance(src_seeds, NkiTensor):
+        if src_seeds.size != 1 or src_seeds.dtype not in (_formats.INT32, _formats.UINT32):
+            raise trace.error(
+                f"{what}: src_seeds {src_seeds} must be a tile [1, 1] of int32 or uint32"
+            )
+        _access(trace, f"{what} src_seeds", src_seeds, _SBUF)
+        partitions = trace.config.partitions
+        seeds = trace.allocate((partitions, 1), src_seeds.dtype, "sbuf", name=f"{src_seeds.name}s")
+        dma_copy(seeds, src_seeds.reshape(1, 1).broadcast_to((partitions, 1)))
+        trace.seed = seeds
+    else:
+        trace.seed = _scalar(trace, f"{what} src_seeds", src_seeds, None, bits=True)
+    trace.drawn = 0
+
+
+_OF_WIDTH = {1: _formats.INT8, 2: _formats.INT16, 4: _formats.INT32}
+
+
+def dropout(dst, data, prob, name=None):
+    """Replace elements by zeros, each with a probability: ``dst = data`` or 0.
+
+    Kept elements are the bits of data, and are not scaled. Three instructions here: :func:`rng`
+    makes a number from 0 to 1 for each element, the vector engine compares it with prob and clears
+    the bits where it is less. So 0 keeps all and 1 none, and what data holds does not matter.
+
+    Parameters
+    ----------
+    dst : SBUF tile
+    data : tile of the shape and format of dst
+    prob : number from 0 to 1, or SBUF tile ``[P, 1]``
+        The probability of a zero; a tile has one for each partition of data.
+    """
+    del name
+    trace, what = _trace.current(), "dropout"
+    d = _destination(trace, what, dst)
+    (s,) = _sources(trace, what, dst, d, data=data)
+    _same_shape(trace, what, dst, data)
+    if d.dtype is not s.dtype:
+        raise trace.error(
+            f"{what}: dst {dst} and data {data} must have the same number format; convert with "
+            "nisa.tensor_copy"
+        )
+    if isinstance(prob, NkiTensor):
+        prob = _probabilities(trace, what, prob, s)
+    elif not isinstance(prob, numbers.Real) or not 0 <= float(prob) <= 1:
+        raise trace.error(f"{what}: prob = {prob!r} must be a number from 0 to 1, or a tile [P, 1]")
+    uniform = trace.allocate(data.shape, _formats.FP32, "sbuf", name=f"{data.name}_uniform")
+    rng(uniform)
+    # -1, all bits, where the element stays.
+    width = _OF_WIDTH[d.dtype.bytes]
+    mask = uniform.view(width) if d.dtype.bytes == 4 else None
+    if mask is None:
+        mask = trace.allocate(data.shape, width, "sbuf", name=f"{data.name}_mask")
+    tensor_scalar(
+        mask, uniform, _operations.greater_equal, prob, op1=_operations.multiply, operand1=-1.0
+    )
+    tensor_tensor(dst.view(width), data.view(width), mask, _operations.bitwise_and)
+
+
+def _probabilities(trace, what, prob, like):
+    """A tile of float32 from partition 0 on, with the probabilities of the partitions of data."""
+    found = _access(trace, f"{what} prob", prob, _SBUF)
+    if found.elements != 1 or found.count != like.count or not found.dtype.is_float:
+        raise trace.error(
+            f"{what}: prob {prob} must have one number of a floating-point format for each "
+            f"partition of data, [{like.count}, 1]"
+        )
+    if found.start == 0 and found.dtype is _formats.FP32:
+        return prob
+    tile = trace.allocate((like.count, 1), _formats.FP32, "sbuf", name=f"{prob.name}_as_float32")
+    tensor_copy(tile, prob.reshape(like.count, 1))
+    return tile
 
 
 def affine_select(

@@ -7,12 +7,12 @@ from .operations import *  # noqa: F403
 from .tensor import KernelError, NkiTensor
 
 __all__ = [
-    *_operations.__all__, "affine_range", "bfloat16", "broadcast_to", "ds", "empty_like", "float16",
-    "float32", "float8_e3m4", "float8_e4m3", "float8_e4m3fn", "float8_e5m2", "full", "hbm", "int16",
-    "int32", "int8", "load", "load_transpose2d", "ndarray", "num_programs", "ones", "private_hbm",
-    "program_id", "program_ndim", "psum", "sbuf", "sequential_range", "shared_hbm",
-    "shared_identity_matrix", "static_range", "store", "tfloat32", "tile_size", "uint16", "uint32",
-    "uint8", "zeros", "zeros_like",
+    *_operations.__all__, "affine_range", "bfloat16", "broadcast_to", "dropout", "ds", "empty_like",
+    "float16", "float32", "float8_e3m4", "float8_e4m3", "float8_e4m3fn", "float8_e5m2", "full",
+    "hbm", "int16", "int32", "int8", "load", "load_transpose2d", "ndarray", "num_programs", "ones",
+    "private_hbm", "program_id", "program_ndim", "psum", "rand", "random_seed", "sbuf",
+    "sequential_range", "shared_hbm", "shared_identity_matrix", "static_range", "store", "tfloat32",
+    "tile_size", "uint16", "uint32", "uint8", "zeros", "zeros_like",
 ]  # fmt: skip
 
 float32 = _formats.FP32
@@ -214,6 +214,43 @@ def shared_identity_matrix(n, dtype):
             "(nl.tile_size.pmax)"
         )
     return isa.identity(trace, _formats.format_of(dtype))[:n, :n]
+
+
+def random_seed(seed):
+    """Begin the random numbers of a seed, an integer or a tile: :func:`~.isa.set_rng_seed`."""
+    from . import isa
+
+    isa.set_rng_seed(seed)
+
+
+def rand(shape, dtype=float32, name=""):
+    """A new SBUF tile of random numbers from 0 to 1.
+
+    Multiples of 2**-24 below 1, rounded to ``dtype``: in less than 24 bits the greatest are 1.
+    """
+    from . import isa
+
+    fmt = _formats.format_of(dtype)
+    if not fmt.is_float:
+        raise _trace.current().error(
+            f"rand: numbers from 0 to 1 are no {fmt.name}; nisa.rng fills integers with random bits"
+        )
+    numbers = ndarray(shape, float32, name=name)
+    isa.rng(numbers)
+    return numbers if fmt is float32 else _operations.copy(numbers, dtype=fmt)
+
+
+def dropout(x, rate, dtype=None):
+    """``x`` with zeros for elements chosen with probability ``rate``: a new tile.
+
+    ``rate`` is a number, or a tile with one for each partition: :func:`~.isa.dropout`.
+    """
+    from . import isa
+
+    tile = ndarray(x.shape, x.dtype)
+    isa.dropout(tile, x, rate)
+    fmt = x.dtype if dtype is None else _formats.format_of(dtype)
+    return tile if fmt is x.dtype else _operations.copy(tile, dtype=fmt)
 
 
 def load(src, dtype=None):

@@ -92,6 +92,13 @@ class Access:
         """Equal for accesses of the same elements in the same order."""
         return self.storage.index, self.dtype.code, self.start, self.count, self.offset, self.joined
 
+    def is_in_place_of(self, other):
+        """Whether both are the same elements in the same order, maybe of two formats."""
+        index, _, *place = self.key
+        of_other, _, *other_place = other.key
+        same_size = self.dtype.bytes == other.dtype.bytes
+        return same_size and index == of_other and place == other_place
+
 
 def byte_runs(offset, dims, size, cap):
     """Byte intervals that a pattern touches, as a list of ``(first, last + 1)``.

@@ -85,6 +85,8 @@ class Trace:
         self._location_index = {}
         self.outputs = ()
         self.constants = {}  # tiles that the language made, once for the kernel
+        self.seed = 0  # of random numbers: a number, or a tile with one for each partition
+        self.drawn = 0  # random numbers of that seed in a partition, so far
 
     def location(self):
         """Index of the kernel line that is being executed."""

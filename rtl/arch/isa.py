@@ -24,57 +24,14 @@ from . import formats
 from .config import AXI_ADDR_BITS
 
 __all__ = [
-    "AP_BITS",
-    "BITWISE_OPS",
-    "BODY_BIT",
-    "DESCRIPTOR_BYTES",
-    "EIGHT",
-    "EIGHT_LIMIT",
-    "ERROR_REPORTS",
-    "INSTRUCTIONS",
-    "WORD_BITS",
-    "WORD_BYTES",
-    "AccessPattern",
-    "Activation",
-    "AffineSelect",
-    "AluOp",
-    "Compare",
-    "CopyPredicated",
-    "Descriptor",
-    "DescriptorSide",
-    "DmaStart",
-    "Engine",
-    "ErrorCode",
-    "ErrorReport",
-    "EventSemaphore",
-    "Field",
-    "FindIndex8",
-    "Function",
-    "Half",
-    "Instruction",
-    "IntegerTensorScalar",
-    "IntegerTensorTensor",
-    "Iota",
-    "IsaError",
-    "LoadStationary",
-    "MatchReplace8",
-    "MatmulMoving",
-    "Max8",
-    "Memset",
-    "Operand",
-    "ReduceOp",
-    "ScalarTensorTensor",
-    "Space",
-    "TensorCopy",
-    "TensorReduce",
-    "TensorScalar",
-    "TensorTensor",
-    "TensorTensorScan",
-    "Update",
-    "UpdateMode",
-    "Wait",
-    "WaitMode",
-    "decode",
+    "AP_BITS", "BITWISE_OPS", "BODY_BIT", "DESCRIPTOR_BYTES", "EIGHT", "EIGHT_LIMIT",
+    "ERROR_REPORTS", "INSTRUCTIONS", "WORD_BITS", "WORD_BYTES", "AccessPattern", "Activation",
+    "AffineSelect", "AluOp", "Compare", "CopyPredicated", "Descriptor", "DescriptorSide",
+    "DmaStart", "Engine", "ErrorCode", "ErrorReport", "EventSemaphore", "Field", "FindIndex8",
+    "Function", "Half", "Instruction", "IntegerTensorScalar", "IntegerTensorTensor", "Iota",
+    "IsaError", "LoadStationary", "MatchReplace8", "MatmulMoving", "Max8", "Memset", "Operand",
+    "ReduceOp", "Rng", "ScalarTensorTensor", "Space", "TensorCopy", "TensorReduce", "TensorScalar",
+    "TensorTensor", "TensorTensorScan", "Update", "UpdateMode", "Wait", "WaitMode", "decode",
 ]  # fmt: skip
 
 WORD_BYTES = 128
@@ -351,9 +308,9 @@ class Field:
 
     ``values`` (an :class:`IntEnum`) limits the legal codes; the hardware raises BAD_FIELD
     otherwise. ``pointer`` names the flag which, when set, makes the field the byte offset in SBUF
-    of one number of 32 bits in each partition of the first source, instead of a number: it must
-    then be a multiple of 4 and lie in SBUF (BAD_FIELD otherwise), even if the instruction does
-    nothing.
+    of one number of 32 bits in each partition of the first source (of dst where there is none),
+    instead of a number: it must then be a multiple of 4 and lie in SBUF (BAD_FIELD otherwise), even
+    if the instruction does nothing.
     """
 
     width: int
@@ -1137,6 +1094,40 @@ class IntegerTensorScalar(Instruction, opcode=0x3B, engines=(Engine.POOL,)):
     scalar1_pointer = Field(1, "``scalar1`` is an SBUF offset.")
     scalar0 = Field(32, "The number, or SBUF offset.", pointer="scalar0_pointer")
     scalar1 = Field(32, "The number, or SBUF offset.", pointer="scalar1_pointer")
+
+
+class Rng(Instruction, opcode=0x3C, engines=(Engine.POOL,)):
+    """Fill ``dst`` with random bits: a hash of the place and of a seed, so that no state remains.
+
+    The element at indices ``i0``, ``i1``, ``i2``, ``i3`` of the dimensions of dst, in the ``p``-th
+    of its partitions, takes 32 bits from the place ``x = offset + channel_multiplier * p + step0 *
+    i0 + ... + step3 * i3``, modulo 2**32::
+
+        s = (seed ^ seed >> 17) * 0xED5AD4BB
+        x ^= seed << 13 | seed >> 19
+        x ^= x >> 17;  x *= 0xED5AD4BB;  x ^= s
+        x ^= x >> 11;  x *= 0xAC4C1B51
+        x ^= x >> 15;  x *= 0x31848BAB
+        x ^= x >> 14
+
+    Integers store the low bits. FP32 becomes ``(x >> 8) * 2**-24``, exact: uniform from 0 to 1, and
+    never 1. Of one seed all 2**32 places have different words. ``seed`` is a number of 32 bits, or
+    one per partition of dst.
+
+    Memory: SBUF. Size: any. Cost: issue interval N elements, one more with the seed in SBUF.
+    """
+
+    dst = Operand(
+        "Destination.", (Space.SBUF,), (*formats.INTEGER_FORMATS, formats.FP32), writes=True
+    )
+    offset = Field(32, "Place of the first element of the first partition.")
+    channel_multiplier = Field(32, "Distance of partitions.")
+    step0 = Field(32, "Distance along dst's innermost dimension.")
+    step1 = Field(32, "The same for the next one.")
+    step2 = Field(32, "The same for the next one.")
+    step3 = Field(32, "The same for the outermost one.")
+    seed_pointer = Field(1, "``seed`` is an SBUF offset.")
+    seed = Field(32, "The seed, or SBUF offset.", pointer="seed_pointer")
 
 
 class DmaStart(Instruction, opcode=0x30, engines=(Engine.SP, Engine.ACT, Engine.POOL)):

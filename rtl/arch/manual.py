@@ -124,8 +124,9 @@ def page():
         ),
         "",
         (
-            "A pointer is the byte offset in SBUF, a multiple of 4, of one binary32 number in each "
-            "partition of the first source. Without its flag the field is the number itself."
+            "A pointer is the byte offset in SBUF, a multiple of 4, of one number of 32 bits in "
+            "each partition of the first source, or of dst where there is none. Without its flag "
+            "the field is the number itself."
         ),
         "",
     ]

@@ -1,4 +1,4 @@
-"""GpSimd engine: integers and affine functions of the place, one lane per partition, in SBUF.
+"""GpSimd engine: integers, functions of the place and random numbers, one lane per partition.
 
 A :class:`~.sequencer.Sequencer` walks the access patterns; a :class:`GpSimdLane` per partition
 computes. The engine has no ports of its own on the state buffer: it stands between the vector
@@ -11,7 +11,7 @@ from amaranth.lib.wiring import In, Out, connect, flipped
 from amaranth.utils import exact_log2
 
 from ..arch.events import events_layout
-from ..arch.formats import FORMATS, INT32, UINT32
+from ..arch.formats import FORMATS, FP32, INT32, UINT32
 from ..arch.isa import (
     AffineSelect,
     AluOp,
@@ -20,10 +20,13 @@ from ..arch.isa import (
     IntegerTensorScalar,
     IntegerTensorTensor,
     Iota,
+    Rng,
 )
+from ..arch.mixing import LAST_SHIFT, ROUNDS, SEED_TURN
 from ..arith.alu import ALU_CYCLES
 from ..arith.convert import CAST_IN_CYCLES, CAST_OUT_CYCLES, CastIn, CastOut
 from ..arith.integer import INTEGER_ALU_CYCLES, IntegerAlu
+from ..arith.mixing import FRACTION_CYCLES, MIX_CYCLES, Fraction, MixRound
 from ..interfaces import (
     SBUF_READ_CYCLES,
     Issue,
@@ -43,6 +46,11 @@ _FIRST = 1 + CAST_IN_CYCLES  # cycle in which the operands enter the first opera
 _SECOND = _FIRST + ALU_CYCLES
 _CAST_OUT = _SECOND + ALU_CYCLES
 assert _CAST_OUT + CAST_OUT_CYCLES + 1 == LANE_CYCLES
+assert MIX_CYCLES == CAST_IN_CYCLES
+assert FRACTION_CYCLES == CAST_OUT_CYCLES
+assert [name for name, *_ in Rng.operands + Rng.scalars[:6]] == [
+    name for name, *_ in Iota.operands + Iota.scalars[:6]
+], "the function of the place is read in one place for both"
 
 _OP = len(C(max(AluOp)))
 
@@ -50,15 +58,18 @@ CONTROLS = {
     "multiplier": (32, -1), "first_partition": (8, -1),
     "affine": (32, 0), "iota": (1, 0), "shift0": (2, 0), "shift1": (2, 0),
     "dtype": (4, 1), "compare": (_OP, 1),
+    "seed": (32, 1), "own_seed": (1, 1), "load_seed": (1, 1),
     "converts": (1, _FIRST), "size0": (2, _FIRST), "signed0": (1, _FIRST),
     "size1": (2, _FIRST), "signed1": (1, _FIRST), "pair": (1, _FIRST),
     "op0": (_OP, _FIRST), "reverse0": (1, _FIRST), "number0": (32, _FIRST),
     "own0": (1, _FIRST), "load0": (1, _FIRST), "is_signed": (1, _FIRST),
+    "mixes": (1, _FIRST), "seed_late": (32, _FIRST), "own_seed_late": (1, _FIRST),
     "op1": (_OP, _SECOND), "reverse1": (1, _SECOND), "number1": (32, _SECOND),
     "own1": (1, _SECOND), "load1": (1, _SECOND), "is_signed_late": (1, _SECOND),
-    "selects": (1, _CAST_OUT), "value": (32, _CAST_OUT),
+    "mixes_between": (1, _SECOND),
+    "selects": (1, _CAST_OUT), "value": (32, _CAST_OUT), "mixes_last": (1, _CAST_OUT),
     "dst_dtype": (4, _CAST_OUT), "saturate": (1, _CAST_OUT),
-    "raw_bits": (1, LANE_CYCLES - 1),
+    "raw_bits": (1, LANE_CYCLES - 1), "fraction": (1, LANE_CYCLES - 1),
 }  # fmt: skip
 """Inputs that all lanes share: width in bits, and the cycle in which an element needs them."""
 
@@ -78,18 +89,27 @@ class GpSimdLane(wiring.Component):
         Cycle 0: the affine function in the first partition; whether it is the element.
     dtype, compare
         Cycle 1: format of the first source; comparison of the function with 0.
+    seed, own_seed, load_seed
+        Cycle 1: the seed of a random word, or ``own_seed``: the partition's. ``load_seed``: the
+        first source is that seed; then the other two are 0.
     converts, size0, signed0, size1, signed1, pair, op0, reverse0, number0, own0, load0, is_signed
         Cycle ``1 + CAST_IN_CYCLES``, operands of the first operation: the first source as binary32
         (``converts``) or extended from so many bytes (log2), by its sign or by zeros; and the
         second source (``pair``), the partition's scalar (``own0``) or ``number0``. ``load0``: the
         first source is the partition's scalar.
+    mixes, seed_late, own_seed_late
+        With them: the first source is hashed. What the first round made of the seed enters,
+        ``seed_late`` or the partition's scalar, which is that of a seed that is loaded. The
+        operations are the other rounds.
     op1, reverse1, number1, own1, load1, is_signed_late
         ``INTEGER_ALU_CYCLES`` later, for the second operation. ``load1``: the second source is the
-        partition's scalar.
-    selects, value, dst_dtype, saturate
-        Another ``INTEGER_ALU_CYCLES`` later: ``value`` where the comparison was false.
-    raw_bits : :py:`In(1)`
-        Cycle ``LANE_CYCLES - 1``: store bits, not the cast value, of what is not replaced.
+        partition's scalar. ``mixes_between``: the hash goes on.
+    selects, value, dst_dtype, saturate, mixes_last
+        Another ``INTEGER_ALU_CYCLES`` later: ``value`` where the comparison was false; the last
+        step of the hash.
+    raw_bits, fraction
+        Cycle ``LANE_CYCLES - 1``: store bits, not the cast value, of what is not replaced, or the
+        number from 0 to 1 that they make.
     raw : :py:`Out(32)`
         Cycle ``LANE_CYCLES``: the element in the low bits.
     """
@@ -165,17 +185,36 @@ class GpSimdLane(wiring.Component):
             return alu.result
 
         scalar0, scalar1 = Signal(32, reset_less=True), Signal(32, reset_less=True)
-        x = Mux(self.converts, cast_in.value, extended(plain0, self.size0, self.signed0))
+        own_seed = Signal(32, reset_less=True)
+        with m.If(self.load_seed):
+            m.d.sync += own_seed.eq(first)
+        m.submodules.mix_round = mix_round = MixRound()
+        m.d.comb += [
+            mix_round.value.eq(first),
+            mix_round.seed.eq(Mux(self.own_seed, own_seed, self.seed).rotate_left(SEED_TURN)),
+        ]
+
+        def shifted(value, shift, mixes):
+            return value ^ Mux(mixes, value[shift:], 0)
+
+        hashed = mix_round.result ^ Mux(self.own_seed_late, scalar0, self.seed_late)
+        x = Mux(
+            self.mixes,
+            hashed ^ hashed[ROUNDS[1][0] :],
+            Mux(self.converts, cast_in.value, extended(plain0, self.size0, self.signed0)),
+        )
         y = extended(plain1, self.size1, self.signed1)
         other0 = Mux(self.pair, y, Mux(self.own0, scalar0, self.number0))
         with m.If(self.load0):
-            m.d.sync += scalar0.eq(plain0)
+            m.d.sync += scalar0.eq(Mux(self.mixes, mix_round.result, plain0))
         late1 = Delay(m, plain1, "scalar1_in", since=_FIRST)[_SECOND]
         with m.If(self.load1):
             m.d.sync += scalar1.eq(late1)
         other1 = Mux(self.own1, scalar1, self.number1)
         between = operation("alu0", self.op0, self.is_signed, x, other0, self.reverse0)
+        between = shifted(between, ROUNDS[2][0], self.mixes_between)
         result = operation("alu1", self.op1, self.is_signed_late, between, other1, self.reverse1)
+        result = shifted(result, LAST_SHIFT, self.mixes_last)
 
         keeps = Delay(m, holds, "holds", since=2)[_CAST_OUT] | ~self.selects
         m.submodules.cast_out = cast_out = CastOut()
@@ -186,7 +225,10 @@ class GpSimdLane(wiring.Component):
         ]
         stored = Delay(m, result, "stored", since=_CAST_OUT)[LANE_CYCLES - 1]
         kept = Delay(m, keeps, "kept", since=_CAST_OUT)[LANE_CYCLES - 1]
-        m.d.sync += self.raw.eq(Mux(self.raw_bits & kept, stored, cast_out.raw))
+        m.submodules.to_fraction = to_fraction = Fraction()
+        m.d.comb += to_fraction.word.eq(result)
+        number = Mux(self.raw_bits & kept, stored, cast_out.raw)
+        m.d.sync += self.raw.eq(Mux(self.fraction, to_fraction.number, number))
         return m
 
 
@@ -333,6 +375,7 @@ class GpSimdEngine(wiring.Component):
         config = self.config
         iota, select = seq.view(Iota), seq.view(AffineSelect)
         pair, chain = seq.view(IntegerTensorTensor), seq.view(IntegerTensorScalar)
+        random = seq.view(Rng)
         quadrant_log2 = exact_log2(config.quadrant)
         signed_codes = [fmt.code for fmt in FORMATS if not fmt.is_float and fmt.signed]
 
@@ -344,9 +387,10 @@ class GpSimdEngine(wiring.Component):
 
         # The affine function runs along with the destination.
         m.submodules.function = walker = PatternWalker(addr_bits=32, layout=_FUNCTION)
-        places = Mux(iota.opcode == Iota.opcode, Cat(
-            iota.offset, iota.step0, iota.step1, iota.step2, iota.step3,
-        ), Cat(select.offset, select.step0, select.step1, select.step2, select.step3))  # fmt: skip
+        selects = select.opcode == AffineSelect.opcode  # the others have it where iota has
+        places = Mux(selects, Cat(
+            select.offset, select.step0, select.step1, select.step2, select.step3,
+        ), Cat(iota.offset, iota.step0, iota.step1, iota.step2, iota.step3))  # fmt: skip
         counts = Cat(iota.dst[f"count{i}"] for i in range(4))
         m.d.comb += [
             walker.pattern.as_value().eq(Cat(places, counts)),
@@ -357,17 +401,24 @@ class GpSimdEngine(wiring.Component):
         names = {
             name: width
             for name, (width, _) in CONTROLS.items()
-            if name not in ("affine", "load0", "load1", "is_signed_late")
+            if name
+            not in (
+                "affine",
+                "load0",
+                "load1",
+                "load_seed",
+                "is_signed_late",
+                "mixes_between",
+                "mixes_last",
+                "seed_late",
+                "own_seed_late",
+            )
         }
         steer = Signal(data.StructLayout(names), reset_less=True)
         with m.If(seq.start):
             m.d.sync += [
                 steer.multiplier.eq(
-                    Mux(
-                        iota.opcode == Iota.opcode,
-                        iota.channel_multiplier,
-                        select.channel_multiplier,
-                    )
+                    Mux(selects, select.channel_multiplier, iota.channel_multiplier)
                 ),
                 steer.first_partition.eq(iota.dst.start_partition),
                 steer.iota.eq(0),
@@ -390,6 +441,10 @@ class GpSimdEngine(wiring.Component):
                 steer.dst_dtype.eq(iota.dst.dtype),
                 steer.saturate.eq(0),
                 steer.raw_bits.eq(1),
+                steer.seed.eq(Mux(random.seed_pointer, 0, random.seed)),
+                steer.own_seed.eq(random.seed_pointer),
+                steer.mixes.eq(0),
+                steer.fraction.eq(0),
             ]
             with m.Switch(iota.opcode):
                 with m.Case(Iota.opcode):
@@ -402,6 +457,15 @@ class GpSimdEngine(wiring.Component):
                         steer.saturate.eq(iota.saturate),
                         steer.raw_bits.eq(bits),
                     ]
+                with m.Case(Rng.opcode):
+                    m.d.sync += [
+                        steer.iota.eq(1),
+                        steer.shift0.eq(0),  # the seed lies in the partitions of dst
+                        steer.mixes.eq(1),
+                        steer.op0.eq(AluOp.MULTIPLY), steer.op1.eq(AluOp.MULTIPLY),
+                        steer.number0.eq(ROUNDS[1][1]), steer.number1.eq(ROUNDS[2][1]),
+                        steer.fraction.eq(random.dst.dtype == FP32.code),
+                    ]  # fmt: skip
                 with m.Case(AffineSelect.opcode):
                     same = select.src.dtype == select.dst.dtype
                     m.d.sync += [
@@ -423,13 +487,26 @@ class GpSimdEngine(wiring.Component):
                         steer.own0.eq(chain.scalar0_pointer), steer.own1.eq(chain.scalar1_pointer),
                     ]  # fmt: skip
 
+        # Of a seed that is a number the first round is the same for all lanes.
+        m.submodules.seed_round = seed_round = MixRound()
+        m.d.comb += seed_round.value.eq(steer.seed)
+
         element = seq.element
         now = {name: steer[name] for name in names} | {
             "affine": walker.address,
+            "iota": steer.iota & element.valid,
+            "own_seed": steer.own_seed & element.valid,
             "load0": element.scalars[0],
             "load1": element.scalars[1],
+            "load_seed": element.scalars[0],
             "is_signed_late": steer.is_signed,
+            "mixes_between": steer.mixes,
+            "mixes_last": steer.mixes,
+            "own_seed_late": steer.own_seed,
         }
+        late = {"seed_late": (seed_round.result, MIX_CYCLES)}
+        late |= {name: (value, 0) for name, value in now.items()}
         return {
-            name: Delay(m, now[name], name)[SBUF_READ_CYCLES + CONTROLS[name][1]] for name in now
+            name: Delay(m, value, name, since=since)[SBUF_READ_CYCLES + CONTROLS[name][1]]
+            for name, (value, since) in late.items()
         }

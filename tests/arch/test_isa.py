@@ -194,6 +194,10 @@ def test_words_are_frozen():
     assert scalar[0:2].hex() == "3b03"
     word = 1 | 22 << 5 | 1 << 10 | 1 << 13 | 0x3F800000 << 14 | 0x40 << 46
     assert scalar[88:] == word.to_bytes(40, "little")
+    random = isa.Rng(dst=whole, seed=0x40, seed_pointer=1, **function).encode()
+    assert random[0:2].hex() == "3c03"
+    assert random[60:84].hex() == places
+    assert random[84:] == (1 | 0x40 << 1).to_bytes(44, "little")
     dma = isa.DmaStart(table=0x1280, first=1, engines_used=2, queue=3, count=4).encode()
     assert dma[0:2].hex() == "3004"
     assert dma[32:42].hex() == "80120000000102430000"

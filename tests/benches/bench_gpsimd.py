@@ -13,10 +13,12 @@ from makalu.rtl.arch.isa import (
     IntegerTensorScalar,
     IntegerTensorTensor,
     Iota,
+    Rng,
     Update,
     UpdateMode,
 )
 
+RANDOM_FORMATS = next(operand.formats for _, operand, _ in Rng.operands)
 CORNERS = [0, 1, 31, 0x7F, 0x80, 0xFFFF, 0x10001, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF]
 
 
@@ -55,6 +57,16 @@ class Bench(VectorBench):
         return AffineSelect(
             src=self.source(counts, FORMATS), compare=list(Compare)[rng.integers(6)],
             value=int(rng.choice([0, 0x3F800000, 0xFF800000, 0x7FC00000, 0xC2F60000])), **common,
+        )  # fmt: skip
+
+    def random_words(self, i):
+        """Random numbers, of a seed in the instruction or in each partition."""
+        pointer = int(self.rng.integers(2))
+        number = self.rng.choice(CORNERS) if self.rng.random() < 0.3 else self.rng.integers(1 << 32)
+        return Rng(
+            dst=self.result(self.counts(), RANDOM_FORMATS), seed_pointer=pointer,
+            seed=int(4 * self.rng.integers(AREA // 8) if pointer else number),
+            update=Update(i % 8, UpdateMode.ADD, 1 + i), **self.function(),
         )  # fmt: skip
 
     def random_integers(self, i):
@@ -107,13 +119,23 @@ async def test_integers(dut):
 
 
 @cocotb.test()
+async def test_random_numbers(dut):
+    bench = Bench(dut, "random")
+    await bench.start()
+    await bench.execute([bench.random_words(i) for i in range(80)], [])
+    assert bench.compared > 1000
+
+
+@cocotb.test()
 async def test_both_engines_at_once(dut):
     """They take turns at the ports; neither disturbs the other."""
     bench = Bench(dut, "both")
     bench.corners()
     await bench.start()
     ours = [
-        (bench.random_place, bench.random_integers)[int(bench.rng.integers(2))](i)
+        (bench.random_place, bench.random_integers, bench.random_words)[int(bench.rng.integers(3))](
+            i
+        )
         for i in range(60)
     ]
     theirs = [bench.moved((bench.random_operation, bench.random_copy)[i % 2](i)) for i in range(60)]

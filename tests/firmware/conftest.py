@@ -11,6 +11,7 @@ import pytest
 from makalu.rtl.arch import formats, isa
 from makalu.rtl.arch.config import SBUF_WINDOW, WINDOW_LOG2
 from makalu.rtl.arch.isa import AluOp, Compare, Engine, Function, Half, UpdateMode, WaitMode
+from makalu.rtl.arch.mixing import fraction, mix
 
 
 class Deadlock(AssertionError):
@@ -230,7 +231,7 @@ class Machine:
                 fields = {name: int(ins.values[name]) for name, _, _ in ins.scalars}
                 for name, item, _ in ins.scalars:
                     if item.pointer and fields[item.pointer]:
-                        ap = operands[0]
+                        ap = operands[0] if operands else ins.dst
                         fields[name] = self.read(
                             isa.AccessPattern(
                                 formats.FP32, ap.start_partition, ap.num_partitions, fields[name],
@@ -287,6 +288,7 @@ def _part(values, fmt, half):
 _ALU = {
     AluOp.BYPASS: lambda a, b: a, AluOp.ADD: np.add, AluOp.SUBTRACT: np.subtract,
     AluOp.MULTIPLY: np.multiply, AluOp.MAX: np.maximum, AluOp.MIN: np.minimum,
+    AluOp.BITWISE_AND: np.bitwise_and,
 }  # fmt: skip
 _COMPARE = {
     Compare.EQUAL: np.equal, Compare.NOT_EQUAL: np.not_equal, Compare.LESS: np.less,
@@ -324,6 +326,12 @@ def compute(cls, dst, shape, sources, fields):
         return sources[0][1]
     if cls is isa.Iota:
         return dtype.encode(places(dst.dims, shape[0], fields).astype(np.float64))
+    if cls is isa.Rng:
+        seed = fields["seed"]
+        if isinstance(seed, np.ndarray):
+            seed = seed.view(np.uint32)
+        words = mix(places(dst.dims, shape[0], fields).astype(np.uint32), seed)
+        return fraction(words) if dtype.is_float else words.astype(dtype.dtype)
     x, *others = (fmt.decode(codes) for fmt, codes in sources)
 
     def number(name):

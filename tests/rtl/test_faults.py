@@ -1217,10 +1217,10 @@ INTEGER = [
           "walker.advance.eq(seq.element.valid)", "walker.advance.eq(1)",
           G + "test_refused_reads_and_occupied_banks_cost_cycles_and_nothing_else"),
     Fault(GPSIMD + "_controls", "a selection's function where iota has it",
-          "places = Mux(iota.opcode == Iota.opcode,", "places = Mux(1,", PLACES),
+          "places = Mux(selects,", "places = Mux(0,", PLACES),
     Fault(GPSIMD + "_controls", "a selection's multiplier where iota has it",
-          "                        select.channel_multiplier,",
-          "                        iota.offset,", PLACES),
+          "Mux(selects, select.channel_multiplier, iota.channel_multiplier)",
+          "iota.channel_multiplier", PLACES),
     Fault(GPSIMD + "_controls", "places counted from the first partition of all",
           "steer.first_partition.eq(iota.dst.start_partition)", "steer.first_partition.eq(0)",
           QUADRANTS),
@@ -1242,9 +1242,61 @@ INTEGER = [
           G + "test_every_operation_with_scalars_of_either_kind[subtract]"),
 ]  # fmt: skip
 
+MIX_ROUND, FRACTION = "arith.mixing:MixRound.elaborate", "arith.mixing:Fraction.elaborate"
+FIRST_ROUND = "arith/test_mixing.py::test_the_first_round"
+NUMBERS = "arith/test_mixing.py::test_words_as_numbers"
+RANDOM = G + "test_random_numbers_in_every_format"
+SEEDS = G + "test_the_seed_of_a_partition_may_be_where_the_numbers_go"
+
+RANDOM_NUMBERS = [
+    Fault(MIX_ROUND, "the seed ignored", "self.value ^ self.seed", "self.value", FIRST_ROUND),
+    Fault(MIX_ROUND, "the place as it is", "seeded ^ seeded[shift:]", "seeded", FIRST_ROUND),
+    Fault(MIX_ROUND, "one of the middle products is missing", " + x[16:] * C(low, 16)", "",
+          FIRST_ROUND),
+    Fault(MIX_ROUND, "products of the low halves only", "whole + Cat(C(0, 16), cross)", "whole",
+          FIRST_ROUND),
+    Fault(FRACTION, "23 bits", "empty.eq(~bits[-step:].any())", "empty.eq(~bits[-step:-1].any())",
+          NUMBERS),
+    Fault(FRACTION, "shifts of the word behind", "to.eq(of) for to, of in zip(late, passed[:2]",
+          "to.eq(of) for to, of in zip(late, passed[1::-1]", NUMBERS),
+    Fault(FRACTION, "nothing is a small number", "Mux(bits[-1], packed, 0)", "packed", NUMBERS),
+    Fault(FRACTION, "twice as large", "_BIAS - 1 - left", "_BIAS - left", NUMBERS),
+    Fault(GPSIMD_LANE, "the seed as it is", ".rotate_left(SEED_TURN)", "", GPSIMD_LANE_TEST),
+    Fault(GPSIMD_LANE, "the seed of the instruction always",
+          "Mux(self.own_seed, own_seed, self.seed)", "self.seed", GPSIMD_LANE_TEST),
+    Fault(GPSIMD_LANE, "the last element is the seed", "m.If(self.load_seed)", "m.If(1)",
+          GPSIMD_LANE_TEST),
+    Fault(GPSIMD_LANE, "a seed enters again before its round",
+          "Mux(self.mixes, mix_round.result, plain0)", "plain0", GPSIMD_LANE_TEST),
+    Fault(GPSIMD_LANE, "no seed enters again",
+          "mix_round.result ^ Mux(self.own_seed_late, scalar0, self.seed_late)",
+          "mix_round.result", GPSIMD_LANE_TEST),
+    Fault(GPSIMD_LANE, "the second round without its shift", "hashed ^ hashed[ROUNDS[1][0] :]",
+          "hashed", GPSIMD_LANE_TEST),
+    Fault(GPSIMD_LANE, "every integer is shifted", "Mux(mixes, value[shift:], 0)", "value[shift:]",
+          GPSIMD_LANE_TEST),
+    Fault(GPSIMD_LANE, "the last shift is that of the third round",
+          "shifted(result, LAST_SHIFT, self.mixes_last)",
+          "shifted(result, ROUNDS[2][0], self.mixes_last)", GPSIMD_LANE_TEST),
+    Fault(GPSIMD_LANE, "words where numbers belong",
+          "Mux(self.fraction, to_fraction.number, number)", "number", GPSIMD_LANE_TEST),
+    Fault(GPSIMD + "_controls", "the place of the seed is the seed",
+          "Mux(random.seed_pointer, 0, random.seed)", "random.seed", SEEDS),
+    Fault(GPSIMD + "_controls", "the seed is hashed with the one before",
+          "steer.own_seed & element.valid", "steer.own_seed", RANDOM + "[uint32]"),
+    Fault(GPSIMD + "_controls", "the place is the seed", "steer.iota & element.valid",
+          "steer.iota", SEEDS),
+    Fault(GPSIMD + "_controls", "seeds of another quadrant", "steer.shift0.eq(0),", "",
+          QUADRANTS),
+    Fault(GPSIMD + "_controls", "numbers are words", "random.dst.dtype == FP32.code", "0",
+          RANDOM + "[float32]"),
+    Fault(GPSIMD + "_controls", "the third round is the second one",
+          "steer.number1.eq(ROUNDS[2][1])", "steer.number1.eq(ROUNDS[1][1])", RANDOM + "[uint32]"),
+]  # fmt: skip
+
 FAULTS = [
     *LIB, *ARITH, *MEMORY, *CONTROLS, *ENGINES, *COMPUTE, *ACTIVATION, *SCALAR_ENGINE,
-    *EIGHT_NUMBERS, *INTEGER, *WIRING,
+    *EIGHT_NUMBERS, *INTEGER, *RANDOM_NUMBERS, *WIRING,
 ]  # fmt: skip
 PARTS = ("arith", "control", "engines", "lib", "memory")
 NOTICES = {"AssertionError", "Failed", "TimeoutError"}

@@ -21,6 +21,7 @@ from makalu.rtl.arch.isa import (
     IntegerTensorTensor,
     Iota,
     ReduceOp,
+    Rng,
     ScalarTensorTensor,
     Space,
     TensorReduce,
@@ -444,6 +445,18 @@ def places(i, partition):
         yield int32(value)
 
 
+def hashed(place, seed):
+    """The word of a place, in Python's integers."""
+
+    def turn(x, shift, multiplier):
+        return (x ^ x >> shift) * multiplier % (1 << 32)
+
+    x = place ^ (seed << 13) % (1 << 32) ^ seed >> 19
+    x = turn(x, 17, 0xED5AD4BB) ^ turn(seed, 17, 0xED5AD4BB)
+    x = turn(turn(x, 11, 0xAC4C1B51), 15, 0x31848BAB)
+    return x ^ x >> 14
+
+
 def widened(code, fmt):
     """An integer's code as 32 bits, by its sign if it has one."""
     negative = fmt.signed and code >> fmt.bits - 1
@@ -469,6 +482,12 @@ def execute_gpsimd(memories, i, scalar):
                 else witness_out(i.value, fmt, i.saturate)
                 for code, value in zip(memories.read(i.src, p), places(i, p), strict=True)
             ]  # fmt: skip
+        elif isinstance(i, Rng):
+            words = [hashed(value % (1 << 32), scalar("seed", p)) for value in places(i, p)]
+            if fmt is FP32:
+                out = [int(np.float32(word // 256 / 2**24).view(np.uint32)) for word in words]
+            else:
+                out = [word % (1 << fmt.bits) for word in words]
         else:
             first = i.values.get("src0", i.values.get("src"))
             signed = first.dtype.signed
@@ -493,7 +512,7 @@ def execute(memories, i):
     """What an instruction does, element by element."""
     ops = [AluOp(i.values[name]) for name in ("op", "op0", "op1") if name in i.values]
     on_bits = any(op in ON_BITS for op in ops)
-    first = i.values.get("src0", i.values.get("src"))
+    first = i.values.get("src0", i.values.get("src", i.dst))
 
     def source(ap, p):
         codes = memories.read(ap, p)
@@ -506,7 +525,7 @@ def execute(memories, i):
         row = memories.bytes[Space.SBUF][first.start_partition + p].tobytes()
         return int.from_bytes(row[value : value + 4], "little")
 
-    if isinstance(i, Iota | AffineSelect | IntegerTensorTensor | IntegerTensorScalar):
+    if isinstance(i, Iota | AffineSelect | IntegerTensorTensor | IntegerTensorScalar | Rng):
         execute_gpsimd(memories, i, scalar)
         return
 
@@ -620,7 +639,7 @@ def run(core, instruction):
 
 CLASSES = [
     TensorTensor, TensorScalar, ScalarTensorTensor, TensorReduce, Iota, AffineSelect,
-    IntegerTensorTensor, IntegerTensorScalar,
+    IntegerTensorTensor, IntegerTensorScalar, Rng,
 ]  # fmt: skip
 
 
@@ -770,6 +789,7 @@ def test_nothing_to_do_completes():
         Iota(dst=bf16(0, 4, 64), offset=3, step0=1, update=update),
         AffineSelect(dst=bf16(1, 0, 64), src=bf16(1, 0, 0), value=ONE, compare=Compare.LESS,
                      update=update),
+        Rng(dst=empty_integers, seed=1, update=update),
         IntegerTensorTensor(dst=empty_integers, src0=empty_integers, src1=empty_integers,
                             op=AluOp.BITWISE_NOT, update=update),
         IntegerTensorScalar(dst=empty_integers, src=empty_integers, op0=AluOp.BITWISE_NOT,

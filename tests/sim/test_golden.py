@@ -31,6 +31,7 @@ from makalu.rtl.arch.isa import (
     MatmulMoving,
     Memset,
     ReduceOp,
+    Rng,
     ScalarTensorTensor,
     Space,
     TensorCopy,
@@ -698,6 +699,7 @@ THREE = ScalarTensorTensor(dst=FLAT, src0=FLAT, src1=FLAT_PSUM, op0=AluOp.ADD, o
 PLACE = Iota(dst=FLAT, offset=0xFFFFFFFE, step0=1)
 SELECT = AffineSelect(dst=FLAT, src=FLAT, compare=AluOp.LESS, step0=1, value=0x3F800000)
 FLAT_INTEGERS = sbuf(formats.INT32, 2, [(1, 4)])
+RANDOM = Rng(dst=FLAT_INTEGERS, seed=64, seed_pointer=1)
 WHOLES = IntegerTensorTensor(
     dst=FLAT_INTEGERS, src0=FLAT_INTEGERS, src1=FLAT_INTEGERS, op=AluOp.ADD
 )
@@ -784,6 +786,17 @@ BAD_WORDS = {
         THREE, ap_field(SRC1, "num_partitions"), 1, ErrorCode.SIZE_MISMATCH, DST + 32,
     ),
     "iota into psum": (PLACE, ap_field(DST, "space"), 1, ErrorCode.BAD_FIELD, DST + 8),
+    "random numbers into psum": (RANDOM, ap_field(DST, "space"), 1, ErrorCode.BAD_FIELD, DST + 8),
+    "random numbers that would round": (
+        RANDOM, ap_field(DST, "dtype"), formats.BF16.code, ErrorCode.BAD_FIELD, DST,
+    ),
+    "seed misaligned": (
+        RANDOM, scalar_field(Rng, "seed"), 66, ErrorCode.BAD_FIELD, scalar_field(Rng, "seed")[0],
+    ),
+    "seed beyond sbuf": (
+        RANDOM, scalar_field(Rng, "seed"), 2048, ErrorCode.BAD_FIELD, scalar_field(Rng, "seed")[0],
+    ),
+    "reserved bit behind the seed": (RANDOM, (705, 1), 1, ErrorCode.RESERVED_BITS, 0),
     "no comparison": (
         SELECT, scalar_field(AffineSelect, "compare"), AluOp.ADD, ErrorCode.BAD_FIELD,
         scalar_field(AffineSelect, "compare")[0],

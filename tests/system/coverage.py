@@ -1,4 +1,7 @@
-"""Functional coverage: which instruction read which kind of number, in which format, from where."""
+"""Functional coverage: which instruction read which kind of number, in which format, from where.
+
+And which wrote which format where, and took its scalars as numbers and from SBUF.
+"""
 
 import contextlib
 from collections import Counter
@@ -54,16 +57,18 @@ def classify(codes, fmt):
 
 
 def possible():
-    """Every point: ``(instruction, operand, format, memory, kind)`` of all sources."""
+    """Every point: ``(instruction, operand, format, memory, kind)`` of all operands and scalars."""
     for cls in INSTRUCTIONS.values():
         for name, operand, _ in cls.operands:
-            if operand.writes:
-                continue
             for space in operand.spaces:
                 for fmt in operand.formats:
                     if space == Space.SBUF or fmt.bytes == 4:
-                        for kind in kinds_of(fmt):
+                        for kind in ["written"] if operand.writes else kinds_of(fmt):
                             yield cls.mnemonic, name, fmt.name, space.name, kind
+        for name, item, _ in cls.scalars:
+            if item.pointer:
+                yield cls.mnemonic, name, "scalar", "SBUF", "per partition"
+                yield cls.mnemonic, name, "scalar", "instruction", "number"
 
 
 @contextlib.contextmanager
@@ -73,10 +78,17 @@ def collecting():
 
     def watch(execute):
         def watched(core, instruction):
+            for name, item, _ in instruction.scalars:
+                if item.pointer:
+                    place = ("instruction", "number"), ("SBUF", "per partition")
+                    own = instruction.values[item.pointer]
+                    seen[instruction.mnemonic, name, "scalar", *place[own]] += 1
             for name, operand, _ in instruction.operands:
-                if operand.writes:
-                    continue
                 ap = instruction.values[name]
+                if operand.writes:
+                    point = instruction.mnemonic, name, ap.dtype.name, ap.space.name, "written"
+                    seen[point] += ap.elements * ap.num_partitions
+                    continue
                 codes = core.memory(ap.space).read(ap)
                 for kind, count in classify(codes, ap.dtype).items():
                     if count:
@@ -103,7 +115,9 @@ def report(seen):
         if mine:
             met = sum(p in seen for p in mine)
             elements = sum(seen.get(p, 0) for p in mine)
-            lines.append(f"  {cls.mnemonic:20} {met:4} of {len(mine):4}, {elements:,} elements")
+            lines.append(
+                f"  {cls.mnemonic:20} {met:4} of {len(mine):4}, {elements:,} elements and scalars"
+            )
     holes = [p for p in points if p not in seen]
     lines += [f"  never met: {' '.join(p)}" for p in holes]
     return lines, holes

@@ -38,6 +38,7 @@ from makalu.rtl.arch.isa import (
     Max8,
     Memset,
     ReduceOp,
+    Rng,
     ScalarTensorTensor,
     Space,
     TensorCopy,
@@ -473,6 +474,21 @@ class _Builder:
             GPSIMD, [], self.bytes_of(dst),
         )  # fmt: skip
 
+    def random(self):
+        partitions, n = int(self.rng.integers(1, self.config.partitions + 1)), self.vector_size()
+        (operand,) = (operand for _, operand, _ in Rng.operands)
+        while True:
+            dst = self.pattern(
+                self.pick(operand.formats), Space.SBUF, partitions, n, injective=self.chance(0.9)
+            )
+            values, writes = {}, self.bytes_of(dst)
+            reads = self.scalar("seed", dst, values)
+            if not np.isin(reads, writes).any():
+                break
+        if not values["seed_pointer"]:
+            values["seed"] = int(self.rng.integers(1 << 32))
+        self.emit(Rng(dst=dst, **values, **self.function_of_place()), GPSIMD, reads, writes)
+
     def affine_select(self):
         self.arithmetic(
             AffineSelect, stream=GPSIMD,
@@ -601,7 +617,7 @@ def random_program(rng, config, length):
         builder.load: 2, builder.matmul: 4, builder.copy: 2, builder.fill: 1, builder.dma: 4,
         builder.handshake: 0.7, builder.two_tensors: 1.5, builder.two_scalars: 1.5,
         builder.two_tensors_and_scalar: 1.5, builder.reduce: 1.5, builder.activation: 2,
-        builder.iota: 1, builder.affine_select: 1.5, builder.two_integers: 1.5,
+        builder.iota: 1, builder.random: 1, builder.affine_select: 1.5, builder.two_integers: 1.5,
         builder.integer_and_scalars: 1.5, builder.scan: 1, builder.copy_predicated: 1.5,
         builder.greatest: 0.7, builder.search: 1.2, builder.search_and_replace: 1.2,
     }  # fmt: skip

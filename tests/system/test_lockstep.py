@@ -169,6 +169,8 @@ def library():
     causal = (("causal", True),)
     yield Case(attention.attention, ((9, 5), (9, 5), (9, 3)), (f32,) * 3, causal)
     yield Case(training.cross_entropy, ((9, 7), (9,)), (f32, formats.INT32))
+    for fmt in (f32, bf16):
+        yield Case(training.dropout, ((9, 7), (1,)), (fmt, formats.UINT32), (("rate", 0.3),))
     yield Case(training.adam_step, (*[(5, 7)] * 4, (2,)), (f32,) * 5)
     yield Case(selection.topk, ((5, 20),), (f32,), (("k", 19),))
     yield Case(scan.selective_scan, ((5, 7), (5, 7), (5, 2), (2, 7), (2, 7)), (f32,) * 5)

@@ -17,6 +17,7 @@ from makalu.rtl.arch.isa import (
     LoadStationary,
     MatmulMoving,
     ReduceOp,
+    Rng,
     ScalarTensorTensor,
     Space,
     TensorReduce,
@@ -142,7 +143,7 @@ def test_the_generator_reaches_every_instruction_and_format(seed):
     assert windows == {(0, 0), (0, 1), (1, 0), (1, 1)}
     assert len(formats) == 8 + 8 + 1 + 14 * (2 + 1 + 3 + 2 + 3 + 2 + 2 + 1 + 2 + 3 + 2) + 6 * (
         3 + 2 + 1
-    ) + 14 * (2 + 2 + 3) + 2  # fmt: skip
+    ) + (14 * (2 + 2 + 3) + 2) + (6 + 1)
     chosen = (AluOp, Compare, Function, ReduceOp)
     assert ops >= {(cls.mnemonic, name, int(op)) for cls in INSTRUCTIONS.values()
                    for name, item, _ in cls.scalars if item.values in chosen
@@ -152,7 +153,7 @@ def test_the_generator_reaches_every_instruction_and_format(seed):
         (ScalarTensorTensor, 0), (ScalarTensorTensor, 1), (TensorTensorScan, 0),
         (TensorTensorScan, 1),
         (Activation, 0, 0), (Activation, 0, 1), (Activation, 1, 0), (Activation, 1, 1),
-        *((IntegerTensorScalar, i, j) for i in range(2) for j in range(2)),
+        *((IntegerTensorScalar, i, j) for i in range(2) for j in range(2)), (Rng, 0), (Rng, 1),
     }  # fmt: skip
     assert in_place == {
         "tensortensor", "tensorscalar", "scalartensortensor", "activation", "affineselect",

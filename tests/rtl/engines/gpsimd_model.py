@@ -16,6 +16,7 @@ from makalu.rtl.arch.isa import (
     IntegerTensorScalar,
     IntegerTensorTensor,
     Iota,
+    Rng,
 )
 
 try:
@@ -81,6 +82,24 @@ def places(instruction):
     return rows
 
 
+def random_word(place, seed):
+    """The hash of a place, in Python's integers."""
+    x = (place ^ (seed << 13 | seed >> 19)) & MASK
+    x = ((x ^ x >> 17) * 0xED5AD4BB ^ (seed ^ seed >> 17) * 0xED5AD4BB) & MASK
+    x = (x ^ x >> 11) * 0xAC4C1B51 & MASK
+    x = (x ^ x >> 15) * 0x31848BAB & MASK
+    return x ^ x >> 14
+
+
+def random_rows(i, sbuf):
+    """Codes of random elements, ``[partition][element]``."""
+    pairs = zip(places(i), _scalar(i, "seed", sbuf, i.dst), strict=True)
+    words = [[random_word(place, seed) for place in row] for row, seed in pairs]
+    if i.dst.dtype is not FP32:
+        return words
+    return [[int(np.float32((w >> 8) / 2**24).view(np.uint32)) for w in row] for row in words]
+
+
 def extended(code, fmt):
     """A code of an integer format as 32 bits, extended by its sign if it has one."""
     return signed(code, fmt.bits) & MASK if fmt.signed else code
@@ -113,7 +132,8 @@ def _select(i, sbuf):
 def execute(instruction, sbuf, psum):
     """Carry out an instruction on ``sbuf``, uint8 ``[partitions, bytes]``."""
     i, dst = instruction, instruction.dst
-    if not isinstance(i, Iota | AffineSelect | IntegerTensorTensor | IntegerTensorScalar):
+    ours = Iota | AffineSelect | IntegerTensorTensor | IntegerTensorScalar | Rng
+    if not isinstance(i, ours):
         vector_model.execute(i, sbuf, psum)
         return
     operands = [ap for ap in i.values.values() if isinstance(ap, AccessPattern)]
@@ -128,6 +148,8 @@ def execute(instruction, sbuf, psum):
             codes = np.array(rows, np.int32).view(np.uint32)
             vector_model.scatter(sbuf, dst, vector_model.cast(codes, INT32, dst.dtype, i.saturate))
             return
+    elif isinstance(i, Rng):
+        rows = random_rows(i, sbuf)
     elif isinstance(i, IntegerTensorTensor):
         sources = (_integers(sbuf, ap) for ap in (i.src0, i.src1))
         rows = [

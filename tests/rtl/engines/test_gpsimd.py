@@ -26,6 +26,7 @@ from makalu.rtl.arch.isa import (
     IntegerTensorScalar,
     IntegerTensorTensor,
     Iota,
+    Rng,
     Space,
     UpdateMode,
 )
@@ -48,6 +49,7 @@ from .vector_bench import (
 )
 
 BIG = 1 << 31
+RANDOM_FORMATS = next(operand.formats for _, operand, _ in Rng.operands)
 CORNERS = [0, 1, 2, 0x7F, 0x80, 0xFF, 0x7FFF, 0x8000, 0xFFFF, BIG - 1, BIG, BIG + 1, 0xFFFFFFFF, 31]
 
 
@@ -105,11 +107,19 @@ def random_function(rng):
     return function(*(int(v) for v in rng.integers(-bound, bound, size=6)))
 
 
+KINDS_OF_INSTRUCTION = (Iota, AffineSelect, IntegerTensorTensor, IntegerTensorScalar, Rng)
+
+
+def seed_of(rng):
+    """Any seed, or a corner value."""
+    return int(rng.choice(CORNERS) if rng.random() < 0.3 else rng.integers(1 << 32))
+
+
 def random_program(rng, config, length, longest):
     """Sources and scalars in the lower half, results in the upper one."""
     program = []
     for i in range(length):
-        cls = (Iota, AffineSelect, IntegerTensorTensor, IntegerTensorScalar)[rng.integers(4)]
+        cls = KINDS_OF_INSTRUCTION[rng.integers(len(KINDS_OF_INSTRUCTION))]
         operands = [(name, operand.formats) for name, operand, _ in cls.operands]
         partitions, starts = random_starts(rng, config, len(operands))
         counts = []
@@ -125,8 +135,13 @@ def random_program(rng, config, length, longest):
                 shape = [int(np.prod(shape))]
             offset, dims = random_pattern(rng, fmt, low, high, shape)
             values[name] = AccessPattern(fmt, start, partitions, offset, dims)
+        if cls in (Iota, AffineSelect, Rng):
+            values |= random_function(rng)
         if cls in (Iota, AffineSelect):
-            values |= random_function(rng) | {"saturate": int(rng.integers(2))}
+            values["saturate"] = int(rng.integers(2))
+        if cls is Rng:
+            pointer = values["seed_pointer"] = int(rng.integers(2))
+            values["seed"] = 4 * int(rng.integers(HALF // 4)) if pointer else seed_of(rng)
         if cls is AffineSelect:
             values["compare"] = list(Compare)[rng.integers(6)]
             values["value"] = int(special_codes(rng, FP32, values["dst"].dtype, 1)[0])
@@ -297,6 +312,54 @@ def test_numbers_of_the_other_elements_are_cast_from_binary32(fmt, rng):
         bench.execute(program)
 
 
+# Random numbers -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fmt", RANDOM_FORMATS, ids=lambda fmt: fmt.name)
+def test_random_numbers_in_every_format(fmt, rng):
+    """Seeds that are numbers, and seeds of the partitions; any steps."""
+    bench, program = Bench(CONFIG, rng), []
+    for i in range(12):
+        dst = line(fmt, HALF + 8 * fmt.bytes * i, 8)
+        seeds = [{"seed": seed_of(rng)}, {"seed": 4 * i, "seed_pointer": 1}]
+        program.append(Rng(dst=dst, update=update(i), **seeds[i % 2], **random_function(rng)))
+    bench.execute(program)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 7, 64, 255, 256])
+def test_random_numbers_from_one_to_all_that_fit(count, rng):
+    bench = Bench(CONFIG, rng)
+    all_words = CONFIG.sbuf_bytes // 4
+    assert all_words == 256
+    first = line(INT32, 4 * (all_words - count), count)
+    bench.execute([Rng(dst=first, seed=seed_of(rng), update=update(1), **function(9, 1 << 25, 1))])
+
+
+def test_the_seed_of_a_partition_may_be_where_the_numbers_go(rng):
+    bench = Bench(CONFIG, rng)
+    dst = line(UINT32, 64, 5)
+    bench.execute([Rng(dst=dst, seed=64, seed_pointer=1, update=update(1), **function(0, 7, 1))])
+
+
+def test_equal_words_of_equal_places_whatever_the_shape(rng):
+    """Rows of any length, steps in memory and partitions: the place and the seed decide."""
+    bench, program = Bench(CONFIG, rng), []
+    shapes = [
+        (((1, 24),), (1,)), (((1, 4), (4, 6)), (1, 4)), (((6, 4), (1, 6)), (6, 1)),
+        (((-1, 2), (2, 3), (-6, 4)), (-1, 2, -6)),
+    ]  # fmt: skip
+    for i, (dims, steps) in enumerate(shapes):
+        low = sum(step * (n - 1) for step, n in dims if step < 0)
+        dst = AccessPattern(UINT32, 0, 4, 4 * (64 * i - low), dims)
+        fields = function(1000 - low, 1 << 25, *steps)
+        program.append(Rng(dst=dst, seed=77, update=update(i), **fields))
+    bench.execute(program)
+    first, *others = (bench.memory()[:, 256 * i : 256 * i + 96] for i in range(4))
+    assert all(np.array_equal(other, first) for other in others)
+    words = np.ascontiguousarray(first).view(np.uint32)
+    assert len(set(words.reshape(-1).tolist())) == words.size
+
+
 # Integers -----------------------------------------------------------------------------------------
 
 
@@ -368,17 +431,21 @@ def test_partitions_shift_by_whole_quadrants(config, rng):
         third = (3 * src + dst) % 4 if n == q else src
         program += [
             IntegerTensorTensor(
-                dst=at(4 * i, dst, n, HALF), src0=at(i, src, n), src1=at(i + 30, third, n),
+                dst=at(5 * i, dst, n, HALF), src0=at(i, src, n), src1=at(i + 30, third, n),
                 op=AluOp.SUBTRACT, update=update(i),
             ),
             IntegerTensorScalar(
-                dst=at(4 * i + 1, dst, n, HALF), src=at(i, src, n), op0=AluOp.SUBTRACT,
+                dst=at(5 * i + 1, dst, n, HALF), src=at(i, src, n), op0=AluOp.SUBTRACT,
                 op1=AluOp.BITWISE_XOR, scalar0=4 * i, scalar0_pointer=1, scalar1=128 + 4 * i,
                 scalar1_pointer=1,
             ),
-            Iota(dst=at(4 * i + 2, dst, n, HALF), **function(i, 1 + i)),
+            Iota(dst=at(5 * i + 2, dst, n, HALF), **function(i, 1 + i)),
+            Rng(
+                dst=at(5 * i + 3, dst, n, HALF), seed=4 * i, seed_pointer=1,
+                **function(i, 1 << 25),
+            ),
             AffineSelect(
-                dst=at(4 * i + 3, dst, n, HALF), src=at(i, src, n), compare=Compare.EQUAL,
+                dst=at(5 * i + 4, dst, n, HALF), src=at(i, src, n), compare=Compare.EQUAL,
                 **function(0, 1),
             ),
         ]  # fmt: skip
@@ -412,6 +479,8 @@ def test_nothing_to_do_completes_with_its_update(zero, rng):
             dst=empty, src=empty, op0=AluOp.ADD, op1=AluOp.ADD, scalar0_pointer=1,
             scalar1_pointer=1, update=update(5),
         ),
+        Rng(dst=empty, seed=3, update=update(7)),
+        Rng(dst=empty, seed_pointer=1, seed=64, update=update(8)),
         Iota(dst=line(INT32, 560, 4), update=update(6), **function(-1, 2, -3)),
     ]  # fmt: skip
     bench.execute(program)
@@ -437,10 +506,11 @@ def some(kind, count, i=0, fmt=INT32):
             dst=dst, src=a, op0=AluOp.ADD, op1=AluOp.MULTIPLY, scalar0=i, scalar1=3,
             update=update(i),
         ),
+        "random": lambda: Rng(dst=dst, seed=i, update=update(i), **function(i, 1 << 25, 1)),
     }[kind]()  # fmt: skip
 
 
-KINDS = ("iota", "select", "pair", "chain")
+KINDS = ("iota", "select", "pair", "chain", "random")
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -503,7 +573,7 @@ def test_updates_may_be_taken_at_any_time(pattern, rng):
         "always-but-one": lambda cycle: cycle % 7 != 0,
     }
     bench.ready = taken[pattern]
-    program = [some(KINDS[i % 4], 1 + i % 3, i) for i in range(40)]
+    program = [some(KINDS[i % len(KINDS)], 1 + i % 3, i) for i in range(40)]
     bench.execute([i if k % 5 else i.replace(update=None) for k, i in enumerate(program)])
 
 
@@ -540,7 +610,7 @@ def test_nothing_is_written_to_a_bank_that_is_occupied(rng):
 
     bench.hook = other_engine
     bench.execute([some(kind, 60) for kind in KINDS])
-    assert len(writes) == 240
+    assert len(writes) == 60 * len(KINDS)
     for cycle, bank in writes:
         assert not occupied[cycle - VECTOR_CYCLES] >> bank & 1, f"write in cycle {cycle}"
     assert bench.counts["wait_sbuf"] > 80
@@ -685,7 +755,7 @@ def test_both_engines_at_once_compute_what_each_alone_would(config, noisy, rng):
 def test_engines_take_turns_and_change_in_the_second_cycle(ours, theirs, rng):
     """Both always have an instruction: neither starves, and no more cycles are lost than stated."""
     bench = Bench(CONFIG, rng)
-    mine = [some(KINDS[i % 4], ours, i) for i in range(12)]
+    mine = [some(KINDS[i % len(KINDS)], ours, i) for i in range(12)]
     others = [
         copy(line(FP32, 768 + 4 * i, theirs), line(FP32, 0, theirs), update=update(i))
         for i in range(12)
@@ -711,7 +781,7 @@ def test_engines_take_turns_and_change_in_the_second_cycle(ours, theirs, rng):
 def test_an_engine_with_one_instruction_waits_for_one_of_the_other(waits, rng):
     bench = Bench(CONFIG, rng)
     length = 20
-    mine = [some(KINDS[i % 4], length, i) for i in range(8)]
+    mine = [some(KINDS[i % len(KINDS)], length, i) for i in range(8)]
     others = [
         copy(line(FP32, 768 + 4 * i, length), line(FP32, 0, length), update=update(i))
         for i in range(8)
@@ -745,7 +815,7 @@ def test_an_instruction_that_waits_for_psum_holds_nobody_up(rng):
     vector = bench.machine.vector
     src = AccessPattern(FP32, 0, 4, 0, ((1, 6),), Space.PSUM)
     waiting = [copy(line(FP32, 768, 6), src, update=update(1))]
-    mine = [some(KINDS[i % 4], 4, i) for i in range(20)]
+    mine = [some(KINDS[i % len(KINDS)], 4, i) for i in range(20)]
 
     async def release(ctx):
         ctx.set(vector.psum_busy_others, 0b1)
@@ -766,7 +836,7 @@ def test_an_instruction_that_waits_for_psum_holds_nobody_up(rng):
 
 def test_an_engine_whose_updates_are_not_taken_does_not_hold_up_the_other(rng):
     bench = Bench(CONFIG, rng)
-    mine = [some(KINDS[i % 4], 2, i) for i in range(60)]
+    mine = [some(KINDS[i % len(KINDS)], 2, i) for i in range(60)]
     others = [
         copy(line(FP32, 768 + 4 * i, 3), line(FP32, 0, 3), update=update(i)) for i in range(60)
     ]
@@ -830,6 +900,9 @@ def lane_element(rng, scalars):
     affine = near if rng.random() < 0.7 else int(rng.integers(-BIG, BIG))
     compare = list(Compare)[rng.integers(6)]
     place = gpsimd_model.signed(affine + multiplier * (row - first_partition))
+    mixes = (rng.random(3) < 0.3).tolist()
+    fraction, load_seed = (rng.random(2) < 0.2).tolist()
+    seeds, own_seeds = [seed_of(rng) for _ in range(2)], rng.integers(2, size=2).tolist()
 
     inputs = {
         "sbuf": rng.integers(1 << 32, size=4).tolist(),
@@ -840,6 +913,9 @@ def lane_element(rng, scalars):
         "pair": is_pair, "op0": ops[0], "op1": ops[1], "is_signed": is_signed,
         "is_signed_late": is_signed, "selects": selects, "value": 0x42F60000,
         "dst_dtype": FP32.code, "saturate": 0, "raw_bits": 1,
+        "seed": seeds[0], "seed_late": seeds[1], "own_seed": own_seeds[0],
+        "own_seed_late": own_seeds[1], "load_seed": int(load_seed), "mixes": int(mixes[0]),
+        "mixes_between": int(mixes[1]), "mixes_last": int(mixes[2]), "fraction": int(fraction),
     }  # fmt: skip
     for k, fmt in enumerate(formats):
         inputs |= {
@@ -856,15 +932,25 @@ def lane_element(rng, scalars):
     )
     if converts:
         x = int(np.float32(gpsimd_model.signed(first)).view(np.uint32))
+    seed = scalars[2] if own_seeds[0] else seeds[0]
+    seeded = first ^ (seed << 13 & 0xFFFFFFFF | seed >> 19)
+    after_round = (seeded ^ seeded >> 17) * 0xED5AD4BB & 0xFFFFFFFF
+    if mixes[0]:
+        x = after_round ^ (scalars[0] if own_seeds[1] else seeds[1])
+        x ^= x >> 11
     for k in range(2):
         other = scalars[k] if own[k] else numbers[k]
         other = y if is_pair and k == 0 else other
         pair = (other, x) if reverse[k] else (x, other)
         x = gpsimd_model.operate(ops[k], *pair, is_signed)
-    if selects and not gpsimd_model.COMPARISONS[compare.name](place, 0):
+        x ^= x >> (15, 14)[k] if mixes[1 + k] else 0
+    if fraction:
+        x = int(np.float32((x >> 8) / 2**24).view(np.uint32))
+    elif selects and not gpsimd_model.COMPARISONS[compare.name](place, 0):
         x = inputs["value"]
-    for k, value in enumerate((first, sources[1])):
+    for k, value in enumerate((after_round if mixes[0] else first, sources[1])):
         scalars[k] = value if load[k] else scalars[k]
+    scalars[2] = first if load_seed else scalars[2]
     return inputs, x
 
 
@@ -872,7 +958,7 @@ ROW = 5
 
 
 def test_a_lane_takes_another_kind_of_element_in_every_cycle(rng):
-    dut, scalars, compared = GpSimdLane(), [0, 0], 0
+    dut, scalars, compared = GpSimdLane(), [0, 0, 0], 0
     elements = [lane_element(rng, scalars) for _ in range(700)]
     steps = [inputs for inputs, _ in elements] + [elements[0][0]] * (LANE_CYCLES + 1)
     late = {"sbuf": 0, "sbuf1": 0} | {name: cycle for name, (_, cycle) in CONTROLS.items()}

@@ -50,8 +50,8 @@ def test_instructions_on_eight_numbers(rng):
 
 
 def test_gpsimd_instructions(rng):
-    program = test_gpsimd.random_program(rng, CONFIG, 40, 30)
-    assert len({type(i) for i in program}) == 4
+    program = test_gpsimd.random_program(rng, CONFIG, 50, 30)
+    assert len({type(i) for i in program}) == 5
     check(test_gpsimd.Bench, program, rng)
 
 
