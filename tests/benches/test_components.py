@@ -115,7 +115,7 @@ COMPONENTS = {
     "control": (lambda: Control(config=TINY), 5),
     "sbuf": (lambda: Sbuf(config=TINY), 4),
     "vector": (lambda: VectorOnSbuf(config=TINY), 6),
-    "gpsimd": (lambda: GpSimdOnSbuf(config=TINY), 3),
+    "gpsimd": (lambda: GpSimdOnSbuf(config=TINY), 4),
     "tensor": (lambda: TensorEngine(config=TINY), 2),
 }
 

@@ -380,7 +380,7 @@ class _Builder:
         while True:
             sizes = [operand.exactly or n for operand in operands]
             found = self.sources([o.formats for o in operands[1:]], partitions, sizes[1:], psum)
-            if operands[-1].exactly and found[0].space == Space.SBUF and self.chance(0.4):
+            if operands[-1].exactly and found[0].space == Space.SBUF and self.chance(0.3):
                 # Look for what is there, or was, eight times.
                 places = found[0].element_offsets() if found[0].elements else [found[0].offset]
                 at = int(self.pick(places))
@@ -619,7 +619,7 @@ def random_program(rng, config, length):
         builder.two_tensors_and_scalar: 1.5, builder.reduce: 1.5, builder.activation: 2,
         builder.iota: 1, builder.random: 1, builder.affine_select: 1.5, builder.two_integers: 1.5,
         builder.integer_and_scalars: 1.5, builder.scan: 1, builder.copy_predicated: 1.5,
-        builder.greatest: 0.7, builder.search: 1.2, builder.search_and_replace: 1.2,
+        builder.greatest: 1, builder.search: 2, builder.search_and_replace: 2,
     }  # fmt: skip
     actions = list(weights)
     p = np.array(list(weights.values()))
