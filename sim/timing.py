@@ -306,7 +306,7 @@ def page(sizes=(64, 512)):
         "instructions of DVE, 2 N instead of N + 64: there are no accumulators), `nc_transpose` (a",
         "matmul with the identity matrix, as many cycles as partitions), FP32 matmuls (four",
         "passes, as there), `dropout` (random numbers on POOL, then two instructions of DVE, on",
-        "the same ports of SBUF: 3 N instead of N). `rng`, of which AWS publishes no cycles, has N.",
+        "the same ports of SBUF: 3 N instead of N). `rng` has N; AWS publishes no cycles of it.",
         "",
     ]
     return "\n".join(lines)
