@@ -119,17 +119,20 @@ def test_an_element_has_its_number_by_its_index_whatever_the_view(dev):
     np.testing.assert_array_equal(dev.run(kernel), want)
 
 
-def test_partitions_count_from_the_first_one_of_the_tile():
+@pytest.mark.parametrize("own", [False, True], ids=["number", "tile"])
+def test_partitions_count_from_the_first_one_of_the_tile(own):
     @nki.jit
-    def kernel():
+    def kernel(seed):
         out = nl.ndarray((8, 6), nl.uint32, buffer=nl.shared_hbm)
         tile = nl.ndarray((16, 6), nl.uint32)
+        nl.random_seed(nl.load(seed) if own else 40)
         nisa.rng(tile[8:16])
         nl.store(out, tile[8:16])
         return out
 
     with makalu.open(SMALL, "golden", hbm=1 << 20) as small:
-        np.testing.assert_array_equal(small.run(kernel), words(0, (8, 6)))
+        got = small.run(kernel, np.array([[40]], np.int32))
+    np.testing.assert_array_equal(got, words(40, (8, 6)))
 
 
 def test_a_seed_that_is_read_when_the_kernel_runs(dev):
