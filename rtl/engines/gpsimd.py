@@ -73,6 +73,12 @@ CONTROLS = {
 }  # fmt: skip
 """Inputs that all lanes share: width in bits, and the cycle in which an element needs them."""
 
+_DERIVED = (
+    "affine", "load0", "load1", "load_seed", "is_signed_late", "mixes_between", "mixes_last",
+    "seed_late", "own_seed_late",
+)  # fmt: skip
+"""Those that are not constant during an instruction, or are others at another time."""
+
 
 class GpSimdLane(wiring.Component):
     """One partition of the GpSimd engine: an element in, an element out, every cycle.
@@ -398,22 +404,7 @@ class GpSimdEngine(wiring.Component):
             walker.advance.eq(seq.element.valid),
         ]
 
-        names = {
-            name: width
-            for name, (width, _) in CONTROLS.items()
-            if name
-            not in (
-                "affine",
-                "load0",
-                "load1",
-                "load_seed",
-                "is_signed_late",
-                "mixes_between",
-                "mixes_last",
-                "seed_late",
-                "own_seed_late",
-            )
-        }
+        names = {name: width for name, (width, _) in CONTROLS.items() if name not in _DERIVED}
         steer = Signal(data.StructLayout(names), reset_less=True)
         with m.If(seq.start):
             m.d.sync += [

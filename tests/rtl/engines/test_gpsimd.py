@@ -341,6 +341,21 @@ def test_the_seed_of_a_partition_may_be_where_the_numbers_go(rng):
     bench.execute([Rng(dst=dst, seed=64, seed_pointer=1, update=update(1), **function(0, 7, 1))])
 
 
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_seeds_of_instructions_that_follow_one_another_at_once(count, rng):
+    """Each has its own seeds, and reads them in a cycle more than a number takes."""
+    bench = Bench(CONFIG, rng)
+    program = [
+        Rng(
+            dst=line(UINT32, HALF + 12 * i, count), seed=4 * i, seed_pointer=1, update=update(i),
+            **function(i, 1 << 25, 1),
+        )
+        for i in range(12)
+    ]  # fmt: skip
+    bench.execute(program)
+    assert set(np.diff([cycle for cycle, *_ in bench.updates])) == {count + 1}
+
+
 def test_equal_words_of_equal_places_whatever_the_shape(rng):
     """Rows of any length, steps in memory and partitions: the place and the seed decide."""
     bench, program = Bench(CONFIG, rng), []
