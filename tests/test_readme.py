@@ -1,7 +1,9 @@
 """The READMEs: their status, links, paths, commands and Python do what they say."""
 
+import importlib
 import importlib.util
 import json
+import pkgutil
 import re
 import shlex
 import subprocess
@@ -157,6 +159,23 @@ def test_a_claim_without_a_test_is_noticed(tmp_path, monkeypatch):
     assert not runs(two, "TRN", machines)
     with pytest.raises(AssertionError, match="not found"):
         collect(["test_some.py::test_three"], tmp_path)
+
+
+def test_every_kernel_is_in_the_table_of_kernels():
+    from makalu.firmware import kernels, nki
+
+    text = (ROOT / "firmware" / "README.md").read_text()
+    found = set()
+    for module in pkgutil.iter_modules(kernels.__path__):
+        contents = vars(importlib.import_module(f"{kernels.__name__}.{module.name}"))
+        found |= {
+            (module.name, item.__name__)
+            for item in contents.values()
+            if isinstance(item, nki.Kernel) and item.function.__module__.endswith(module.name)
+        }
+    assert len(found) > 15
+    for module, name in found:
+        assert f"`{name}(" in text, f"{name} of kernels/{module}.py is not in firmware/README.md"
 
 
 def test_figures_are_kept_as_they_are_written():

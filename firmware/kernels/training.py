@@ -1,5 +1,7 @@
 """Loss and optimiser steps; each kernel beside its numpy reference."""
 
+import numbers
+
 import numpy as np
 
 from .. import nki
@@ -82,14 +84,14 @@ def cross_entropy_reference(logits, labels):
 def dropout(x, seed, rate=0.5):
     """``x / (1 - rate)`` with zeros for elements chosen with probability ``rate``.
 
-    The same seed and shape give the same zeros: applied to the gradient of the result, the kernel
-    gives the gradient of x.
+    On one machine the same seed and shape give the same zeros: applied to the gradient of the
+    result, the kernel gives the gradient of x. Another size of machine cuts x into other tiles.
 
     Parameters
     ----------
     x : HBM tensor
-    seed : HBM tensor ``[1]`` uint32
-        An input, so that one program does for all steps of a training.
+    seed : HBM tensor ``[1]`` uint32, or :class:`int`
+        As a tensor it is an input, so that one program does for all steps of a training.
     rate : number from 0 to below 1
 
     Returns
@@ -97,8 +99,10 @@ def dropout(x, seed, rate=0.5):
     HBM tensor
         Of the shape and format of x.
     """
+    if not isinstance(rate, numbers.Real) or not 0 <= rate < 1:
+        raise nki.KernelError(f"dropout: rate = {rate!r} must be a number from 0 to below 1")
     out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
-    nl.random_seed(nl.load(seed.reshape(1, 1)))
+    nl.random_seed(nl.load(seed.reshape(1, 1)) if isinstance(seed, nki.NkiTensor) else seed)
     for piece, target in _pieces(x, out):
         tile = nl.load(piece)
         nisa.dropout(tile, tile, rate)

@@ -8,6 +8,8 @@ import enum
 import math
 import numbers
 
+import numpy as np
+
 from ...rtl.arch import formats as _formats
 from ...rtl.arch import isa as _isa
 from ...rtl.arch.isa import AluOp, Function
@@ -309,11 +311,14 @@ def _check_kind(trace, what, ops, views):
     return True
 
 
-def _scalar(trace, what, value, like, bits=False):
-    """A number's bits, or the access of a tile with one number for each partition."""
-    if not isinstance(value, NkiTensor):
+def _scalar(trace, what, value, like, bits=False, tiles=True):
+    """A number's bits, or (``tiles``) the access of a tile with one number for each partition."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    if not isinstance(value, NkiTensor) or not tiles:
         if not isinstance(value, numbers.Real):
-            raise trace.error(f"{what} must be a number or a tile [P, 1], not {value!r}")
+            kinds = "a number or a tile [P, 1]" if tiles else "a number"
+            raise trace.error(f"{what} must be {kinds}, not {value!r}")
         if not bits:
             return int(_formats.FP32.encode(value).view("uint32"))
         if not isinstance(value, numbers.Integral) or not -(1 << 31) <= int(value) < 1 << 32:
@@ -891,6 +896,9 @@ def tensor_reduce(dst, op, data, axis, negate=False, keepdims=False, name=None, 
     )  # fmt: skip
 
 
+_INDICES = (_formats.UINT16, _formats.UINT32)
+
+
 def _eight(trace, what, **views):
     """Accesses of tiles ``[P, 8]``."""
     found = []
@@ -962,7 +970,7 @@ def nc_find_index8(dst, data, vals, name=None):
     trace, what = _trace.current(), "nc_find_index8"
     d, v = _eight(trace, what, dst=dst, vals=vals)
     _writable(trace, what, dst)
-    if dst.dtype not in (_formats.UINT16, _formats.UINT32):
+    if dst.dtype not in _INDICES:
         raise trace.error(f"{what}: dst {dst} must be nl.uint16 or nl.uint32")
     s = _searched(trace, what, "data", data, d, v)
     _record(trace, _isa.FindIndex8, d, (s, v))
@@ -982,23 +990,33 @@ def nc_match_replace8(dst, data, vals, imm, dst_idx=None, name=None, *, saturate
         One of data and vals may be in PSUM.
     imm : number
     dst_idx : SBUF tile ``[P, 8]`` uint16 or uint32, or ``None``
-        Gets the indices too; an instruction of its own here.
+        Gets the indices too, by two more instructions here; may be vals.
     """
-    if dst_idx is not None:
-        nc_find_index8(dst_idx, data, vals)
     del name
     trace, what = _trace.current(), "nc_match_replace8"
-    if isinstance(imm, NkiTensor):
-        raise trace.error(f"{what} imm = {imm} must be a number")
     d = _destination(trace, what, dst)
     (v,) = _eight(trace, what, vals=vals)
     s = _searched(trace, what, "data", data, d, v)
     if d.elements != s.elements:
         raise trace.error(f"{what}: dst {dst} and data {data} must have as many elements")
+    value = _scalar(trace, f"{what} imm", imm, s, tiles=False)
+    where = None
+    if dst_idx is not None:
+        # Looked for before data or vals may be overwritten, told when they are not needed any more.
+        _tensor(trace, f"{what} dst_idx", dst_idx)
+        if dst_idx.dtype not in _INDICES or dst_idx.shape != (s.count, _isa.EIGHT):
+            raise trace.error(
+                f"{what}: dst_idx {dst_idx} must be a tile [{s.count}, {_isa.EIGHT}] of nl.uint16 "
+                "or nl.uint32"
+            )
+        _writable(trace, f"{what} dst_idx", dst_idx)
+        where = trace.allocate(dst_idx.shape, dst_idx.dtype, "sbuf", name=f"{data.name}_indices")
+        nc_find_index8(where, data, vals)
     _record(
-        trace, _isa.MatchReplace8, d, (s, v), value=_scalar(trace, f"{what} imm", imm, s),
-        saturate=bool(saturate),
+        trace, _isa.MatchReplace8, d, (s, v), value=value, saturate=bool(saturate)
     )  # fmt: skip
+    if where is not None:
+        tensor_copy(dst_idx, where)
 
 
 _MINUS_ZERO = 0x80000000  # what can be added to every number without changing it
@@ -1208,9 +1226,9 @@ def nc_transpose(dst, data, engine=engine.unknown, name=None, *, bits=False):
             turned = trace.allocate(
                 (d.count, d.elements), _formats.FP32, "psum", name=f"{plane.name}_transposed"
             )
-            tensor_copy(plane, source[:, byte::size])
+            tensor_copy(plane, source[..., byte::size])
             nc_matmul(turned, plane, ones, accumulate=False)
-            tensor_copy(result[:, byte::size], turned)
+            tensor_copy(result[..., byte::size], turned)
         return
     target = dst
     if dst.buffer == "sbuf":
@@ -1233,51 +1251,55 @@ KEEP = 255
 """Entry of a mask: leave the partition as it is."""
 
 
-def _beside(trace, view, dtype, name):
-    """A tile of the shape of ``view`` on the same partitions."""
+def _beside(trace, view, dtype, name, columns=None):
+    """A tile of the shape of ``view``, or of so many columns, on the same partitions."""
     access = _access(trace, name, view, _CHIP)
-    shape = (access.start + access.count, *view.shape[1:])
+    free = view.shape[1:] if columns is None else (columns,)
+    shape = (access.start + access.count, *free)
     return trace.allocate(shape, dtype, "sbuf", name=name)[access.start :]
 
 
-def _columns(trace, what, view):
-    """Check that a tile is ``[P, F]``."""
-    _tensor(trace, what, view)
+def _matrix(trace, what, name, view, buffers):
+    """Check that a tile is ``[P, F]``, where an engine reaches it; return F."""
+    _access(trace, f"{what} {name}", view, buffers)
     if view.ndim != 2:
-        raise trace.error(f"{what} {view} must have two axes, [P, F]; reshape it")
+        raise trace.error(f"{what}: {name} {view} must have two axes, [P, F]; reshape it")
     return view.shape[1]
 
 
-def _numbers(trace, what, view):
-    if view.dtype is not _formats.FP32:
-        raise trace.error(f"{what} {view} must be float32")
+def _described(trace, what, dst, data, columns):
+    """Check what ``bn_stats`` and ``bn_aggr`` ask of dst."""
+    _destination(trace, what, dst)
+    if dst.shape != (data.shape[0], columns) or dst.dtype is not _formats.FP32:
+        raise trace.error(
+            f"{what}: dst {dst} must be a tile [{data.shape[0]}, {columns}] float32 for data {data}"
+        )
 
 
 def bn_stats(dst, data, name=None):
     """Count, mean, and count times variance of the even and of the odd elements, in that order.
 
-    Six instructions of the vector engine for each half: the sum, its product with 1 / count, the
-    differences from the mean, their squares, the sum of those. All in float32.
+    Six instructions of the vector engine for each half (the sum, its product with 1 / count, the
+    differences from the mean, their squares, the sum of those), and a copy. All in float32.
 
     Parameters
     ----------
-    dst : SBUF tile ``[P, 6]`` float32, on the partitions of data
+    dst : SBUF tile ``[P, 6]`` float32
+        May be part of data.
     data : tile ``[P, F]``, F at most 512
     """
     del name
     trace, what = _trace.current(), "bn_stats"
-    columns = _columns(trace, f"{what} data", data)
+    columns = _matrix(trace, what, "data", data, _CHIP)
     if not 1 <= columns <= BN_STATS_FMAX:
         raise trace.error(
             f"{what}: data {data} must have 1 to {BN_STATS_FMAX} elements per partition"
         )
-    if _columns(trace, f"{what} dst", dst) != 2 * STATS:
-        raise trace.error(f"{what}: dst {dst} must have {2 * STATS} elements per partition")
-    _numbers(trace, f"{what} dst", dst)
+    _described(trace, what, dst, data, 2 * STATS)
+    found = _beside(trace, data, _formats.FP32, f"{what}_found", 2 * STATS)
     for half in range(2):
-        count, mean, spread = (
-            dst[:, i : i + 1] for i in range(STATS * half, STATS * (half + 1))
-        )  # fmt: skip
+        first = STATS * half
+        count, mean, spread = (found[:, i : i + 1] for i in range(first, first + STATS))
         size = (columns + 1 - half) // 2
         memset(count, size)
         if size == 0:
@@ -1291,32 +1313,33 @@ def bn_stats(dst, data, name=None):
         tensor_scalar(differences, part, _operations.subtract, mean)
         tensor_tensor(differences, differences, differences, _operations.multiply)
         tensor_reduce(spread, _operations.add, differences, 1)
+    tensor_copy(dst, found)
 
 
 def bn_aggr(dst, data, name=None):
     """Mean and variance of all elements of the groups that :func:`bn_stats` has described.
 
-    Eleven instructions, ten of the vector engine, all in float32.
+    Twelve instructions, eleven of the vector engine, all in float32.
 
     Parameters
     ----------
     dst : SBUF tile ``[P, 2]`` float32
-        Mean and variance (with the number of elements as divisor).
-    data : SBUF tile ``[P, 3 * groups]`` float32, on the partitions of dst
+        Mean and variance (with the number of elements as divisor). May be part of data.
+    data : SBUF tile ``[P, 3 * groups]`` float32
         Count, mean, and count times variance of each group.
     """
     del name
     trace, what = _trace.current(), "bn_aggr"
-    columns = _columns(trace, f"{what} data", data)
-    if columns == 0 or columns % STATS:
-        raise trace.error(f"{what}: data {data} must have a multiple of {STATS} elements")
-    if _columns(trace, f"{what} dst", dst) != 2:
-        raise trace.error(f"{what}: dst {dst} must have 2 elements per partition")
-    for side, view in (("dst", dst), ("data", data)):
-        _numbers(trace, f"{what} {side}", view)
+    columns = _matrix(trace, what, "data", data, _SBUF)
+    if columns % STATS or data.dtype is not _formats.FP32:
+        raise trace.error(
+            f"{what}: data {data} must be float32, a multiple of {STATS} elements per partition"
+        )
+    _described(trace, what, dst, data, 2)
     counts, means, spreads = (data[:, i::STATS] for i in range(STATS))
-    mean, variance = dst[:, :1], dst[:, 1:]
-    share = _beside(trace, mean, _formats.FP32, f"{what}_share")
+    found = _beside(trace, data, _formats.FP32, f"{what}_found", 2)
+    mean, variance = found[:, :1], found[:, 1:]
+    share = _beside(trace, data, _formats.FP32, f"{what}_share", 1)
     each = _beside(trace, means, _formats.FP32, f"{what}_groups")
     multiply, add = _operations.multiply, _operations.add
     tensor_reduce(share, add, counts, 1)
@@ -1330,6 +1353,7 @@ def bn_aggr(dst, data, name=None):
     tensor_tensor(each, each, spreads, add)
     tensor_reduce(variance, add, each, 1)
     tensor_scalar(variance, variance, multiply, share)
+    tensor_copy(dst, found)
 
 
 def tensor_partition_reduce(dst, op, data, name=None):
@@ -1340,13 +1364,16 @@ def tensor_partition_reduce(dst, op, data, name=None):
     Parameters
     ----------
     dst : SBUF tile ``[1, F]``
+        May be part of data.
     op : operation of :func:`tensor_reduce`
     data : SBUF tile ``[P, F]``
     """
     del name
     trace, what = _trace.current(), "tensor_partition_reduce"
-    columns, partitions = _columns(trace, f"{what} data", data), data.shape[0]
-    if _tensor(trace, f"{what} dst", dst).shape != (1, columns):
+    columns, partitions = _matrix(trace, what, "data", data, _SBUF), data.shape[0]
+    _operation(trace, f"{what} op", op, _operations.REDUCTIONS)
+    _destination(trace, what, dst)
+    if dst.shape != (1, columns):
         raise trace.error(f"{what}: dst {dst} must have shape [1, {columns}] for data {data}")
     most = trace.config.partitions
     for first in range(0, columns, most):
@@ -1360,50 +1387,54 @@ def tensor_partition_reduce(dst, op, data, name=None):
 
 
 def nc_stream_shuffle(dst, src, shuffle_mask, name=None):
-    """Exchange partitions inside every quarter of them, by DMA: the bits are copied.
+    """Exchange rows inside every quarter of the partitions, by DMA: the bits are copied.
 
-    Partition ``i`` of a quarter of dst becomes partition ``shuffle_mask[i]`` of the same quarter of
-    src.
+    Row ``i`` of a quarter of dst becomes row ``shuffle_mask[i]`` of the same quarter of src.
+    Quarters are counted from the first row of the tiles, which may begin at any partition.
 
     Parameters
     ----------
     dst, src : SBUF tiles of the same shape and format
         May be the same.
     shuffle_mask : sequence of :class:`int`
-        One for each partition of a quarter; 255 leaves dst's as it is. All partitions that are read
-        must be src's.
+        One for each row of a quarter; 255 leaves dst's as it is. All rows that are read must be
+        src's.
     """
     del name
     trace, what = _trace.current(), "nc_stream_shuffle"
     quarter = trace.config.quadrant
-    mask = [int(entry) for entry in shuffle_mask]
-    if len(mask) != quarter or any(not (0 <= e < quarter or e == KEEP) for e in mask):
+    mask = list(shuffle_mask) if np.iterable(shuffle_mask) else [None]
+    known = all(
+        isinstance(e, numbers.Integral) and (0 <= e < quarter or e == KEEP) for e in mask
+    )  # fmt: skip
+    if len(mask) != quarter or not known:
         raise trace.error(
-            f"{what}: shuffle_mask = {mask} must have {quarter} entries of 0 to {quarter - 1}, or "
-            f"{KEEP} to keep"
+            f"{what}: shuffle_mask = {shuffle_mask!r} must be {quarter} integers of 0 to "
+            f"{quarter - 1}, or {KEEP} to keep"
         )
     for side, view in (("dst", dst), ("src", src)):
         if _tensor(trace, f"{what} {side}", view).buffer != "sbuf":
             raise trace.error(f"{what} {side} {view} must be in sbuf")
     if dst.shape != src.shape or dst.dtype is not src.dtype:
         raise trace.error(f"{what}: dst {dst} and src {src} must have the same shape and format")
-    partitions = src.shape[0]
+    rows = src.shape[0]
     if dst.storage is src.storage:
-        copied = _beside(trace, src, src.dtype, f"{what}_source")
-        tensor_copy(copied, src)
+        copied = trace.allocate(src.shape, src.dtype, "sbuf", name=f"{src.name}_copied")
+        dma_copy(copied, src)
         src = copied
-    for first in range(0, partitions, quarter):
+    for first in range(0, rows, quarter):
+        size = min(quarter, rows - first)
         i = 0
-        while i < min(quarter, partitions - first):
+        while i < size:
             # As many as follow one another on both sides.
             end = i + 1
-            while end < min(quarter, partitions - first) and mask[end] == mask[end - 1] + 1 < KEEP:
+            while end < size and mask[end] == mask[end - 1] + 1 < KEEP:
                 end += 1
             if mask[i] != KEEP:
-                at = first + mask[i]
-                if at + end - i > partitions:
+                at = int(first + mask[i])
+                if at + end - i > rows:
                     raise trace.error(
-                        f"{what}: shuffle_mask[{i}] = {mask[i]} names partition {at} of {src}"
+                        f"{what}: shuffle_mask[{i}] = {mask[i]} names row {at} of {src}"
                     )
                 dma_copy(dst[first + i : first + end], src[at : at + end - i])
             i = end

@@ -247,6 +247,8 @@ def dropout(x, rate, dtype=None):
     """
     from . import isa
 
+    if not isinstance(x, NkiTensor):
+        raise KernelError(f"nl.dropout needs a tile, not {x!r}")
     tile = ndarray(x.shape, x.dtype)
     isa.dropout(tile, x, rate)
     fmt = x.dtype if dtype is None else _formats.format_of(dtype)

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import overload
 
+import numpy as np
+
 from ...rtl.arch import formats
 from ...rtl.arch.config import TRN, CoreConfig, named_config
 from .tensor import KernelError, NkiTensor, Storage, TensorSpec
@@ -171,6 +173,8 @@ def set_runner(function):
 
 
 def _is_tensor(value):
+    if isinstance(value, np.generic):
+        return False  # a number
     return isinstance(value, TensorSpec) or (hasattr(value, "shape") and hasattr(value, "dtype"))
 
 
@@ -258,7 +262,9 @@ class Kernel:
         trace.locations.append((code.co_filename, code.co_firstlineno))
         trace._location_index[trace.locations[0]] = 0
         for name, value in bound.arguments.items():
-            if _is_tensor(value):
+            if isinstance(value, np.generic):
+                bound.arguments[name] = value.item()
+            elif _is_tensor(value):
                 bound.arguments[name] = tensor(name, value)
             elif isinstance(value, list | tuple) and any(_is_tensor(v) for v in value):
                 bound.arguments[name] = type(value)(

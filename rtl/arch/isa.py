@@ -942,7 +942,7 @@ class Max8(Instruction, opcode=0x29, engines=(Engine.DVE,)):
 
     Elements are cast to binary32 and ordered as IEEE 754's totalOrder has it: a positive NaN is
     greater than infinity, +0 greater than -0, a negative NaN less than all. Results are cast to
-    dst's format. Of fewer than eight elements the rest of dst is NaN.
+    dst's format. Of fewer than eight elements the rest of dst is NaN; of none nothing is written.
 
     Memory: src SBUF or PSUM, dst SBUF. Size: src at most 16,384 elements, dst eight; the same
     partitions, start partitions may differ by whole quadrants. Cost: issue interval N + 8 elements.

@@ -60,6 +60,21 @@ def test_statistics_are_those_of_float64(dev, rng, columns, dtype, first):
     np.testing.assert_allclose(got, want, rtol=3e-5, atol=1e-6)
 
 
+def test_statistics_may_go_where_the_elements_were(dev, rng):
+    @nki.jit
+    def kernel(x):
+        tile = nl.load(x)
+        nisa.bn_stats(tile[:, :6], tile)
+        nisa.bn_aggr(tile[:, 1:3], tile[:, :6])
+        out = nl.ndarray((x.shape[0], 2), x.dtype, buffer=nl.shared_hbm)
+        nl.store(out, tile[:, 1:3])
+        return out
+
+    x = rng.standard_normal((2, 12)).astype(F)
+    want = np.stack([x.mean(axis=1, dtype=np.float64), x.var(axis=1, dtype=np.float64)], axis=1)
+    np.testing.assert_allclose(dev.run(kernel, x), want, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("first", [0, 2])
 def test_groups_become_mean_and_variance(dev, rng, first):
     """Groups of different sizes, as they come from the pieces of a row."""
@@ -113,6 +128,20 @@ def test_partitions_are_exchanged_inside_a_quarter(rng, mask, in_place):
         assert dev.run(kernel, x, y).tobytes() == want.tobytes()
 
 
+def test_rows_may_begin_at_any_partition(rng):
+    @nki.jit
+    def kernel(x):
+        tile = nl.load(x)
+        nisa.nc_stream_shuffle(tile[3:5], tile[3:5], [1, 0, 255, 255])
+        out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
+        nl.store(out, tile)
+        return out
+
+    x = rng.standard_normal((8, 5)).astype(F)
+    with makalu.open("SMALL", "golden", hbm=1 << 20) as dev:
+        assert (dev.run(kernel, x) == x[[0, 1, 2, 4, 3, 5, 6, 7]]).all()
+
+
 def refused(call, *shapes, dtypes=(F, F)):
     @nki.jit
     def kernel(*tensors):
@@ -130,18 +159,32 @@ def refused(call, *shapes, dtypes=(F, F)):
 
 def test_what_is_refused():
     assert "1 to 512" in refused(nisa.bn_stats, (4, 6), (4, 513))
-    assert "6 elements" in refused(nisa.bn_stats, (4, 5), (4, 8))
-    assert "must be float32" in refused(nisa.bn_stats, (4, 6), (4, 8), dtypes=(np.int32, F))
+    assert "[4, 6] float32" in refused(nisa.bn_stats, (4, 5), (4, 8))
+    assert "[4, 6] float32" in refused(nisa.bn_stats, (4, 6), (4, 8), dtypes=(np.int32, F))
+    assert "[2, 6] float32" in refused(nisa.bn_stats, (4, 6), (2, 8))
     assert "two axes" in refused(nisa.bn_stats, (4, 6), (4, 2, 3))
     assert "multiple of 3" in refused(nisa.bn_aggr, (4, 2), (4, 8))
-    assert "2 elements" in refused(nisa.bn_aggr, (4, 3), (4, 6))
+    assert "[4, 2] float32" in refused(nisa.bn_aggr, (4, 3), (4, 6))
+    for call, columns in ((nisa.bn_stats, 6), (nisa.bn_aggr, 2)):
+        for side in (0, 1):
+
+            def in_psum(dst, src, call=call, columns=columns, side=side):
+                shape = (4, (columns, 6)[side])
+                tiles = [dst, src]
+                tiles[side] = nl.ndarray(shape, F, buffer=nl.psum)
+                call(*tiles)
+
+            if call is nisa.bn_aggr or side == 0:
+                message = refused(in_psum, (4, columns), (4, 6))
+                assert f"{call.__name__} {('dst', 'data')[side]}" in message
+                assert "must be in sbuf" in message
     reduce = lambda dst, x: nisa.tensor_partition_reduce(dst, nl.add, x)  # noqa: E731
     assert "[1, 8]" in refused(reduce, (1, 7), (4, 8))
 
     def shuffle(mask):
         return lambda dst, src: nisa.nc_stream_shuffle(dst, src, mask)
 
-    assert "must have 4 entries" in refused(shuffle([0, 1, 2]), (4, 8), (4, 8))
-    assert "0 to 3" in refused(shuffle([0, 1, 2, 4]), (4, 8), (4, 8))
+    for mask in ([0, 1, 2], [0, 1, 2, 4], [0, 1, 2, 0.9], ["0"] * 4, None, [-1, 0, 1, 2]):
+        assert "4 integers of 0 to 3, or 255" in refused(shuffle(mask), (4, 8), (4, 8))
     assert "same shape and format" in refused(shuffle([0] * 4), (4, 8), (4, 9))
-    assert "names partition 5" in refused(shuffle([1, 0, 2, 3]), (5, 8), (5, 8))
+    assert "names row 5" in refused(shuffle([1, 0, 2, 3]), (5, 8), (5, 8))

@@ -261,6 +261,20 @@ def test_nc_transpose_copies_all_bits_if_asked(rng, dtype):
         assert dev.run(kernel, a).tobytes() == np.ascontiguousarray(a.T).tobytes()
 
 
+@pytest.mark.parametrize("shape", [(4, 4, 1), (2, 2, 2), (3, 1, 4)])
+def test_nc_transpose_copies_bits_of_tiles_with_more_axes(dev, rng, shape):
+    @nki.jit
+    def kernel(a):
+        turned = nl.ndarray((shape[1] * shape[2], shape[0]), a.dtype, buffer=nl.sbuf)
+        nisa.nc_transpose(turned, nl.load(a), bits=True)
+        out = nl.ndarray(turned.shape, a.dtype, buffer=nl.shared_hbm)
+        nl.store(out, turned)
+        return out
+
+    a = rng.integers(-(1 << 15), 1 << 15, shape).astype(np.int16)
+    same(dev.run(kernel, a), a.reshape(shape[0], -1).T)
+
+
 def test_dma_transpose_copies_bits(dev):
     @nki.jit
     def kernel(a):

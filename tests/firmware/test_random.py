@@ -301,6 +301,29 @@ def test_the_kernel_scales_what_it_keeps(dev, shape, dtype):
         assert abs(((other != 0) == kept).mean() - 0.58) < 6 * np.sqrt(0.25 / x.size)
 
 
+def test_the_seed_of_the_kernel_may_be_a_number(dev):
+    """A constant of the program then, and the same zeros as the input makes."""
+    x = np.ones((5, 33), np.float32)
+    want = dev.run(training.dropout, x, np.array([9], np.uint32), rate=np.float32(0.25))
+    assert dev.run(training.dropout, x, 9, rate=0.25).tobytes() == want.tobytes()
+
+
+@pytest.mark.parametrize("rate", [1, 1.0, 1.5, -0.1, float("nan"), "a", None])
+def test_the_kernel_refuses_what_is_no_probability(rate):
+    spec = TensorSpec((4, 20), "fp32"), TensorSpec((1,), "uint32")
+    with pytest.raises(KernelError, match="must be a number from 0 to below 1"):
+        training.dropout.compile(TINY, *spec, rate=rate)
+
+
+def test_dropout_of_what_is_no_tile_is_refused():
+    @nki.jit
+    def kernel(a):
+        return nl.dropout(3.0, 0.5)
+
+    with pytest.raises(KernelError, match="needs a tile, not 3"):
+        kernel.compile(TINY, TensorSpec((4, 4), "fp32"))
+
+
 def test_the_whole_of_a_full_machine_is_compiled():
     spec = TensorSpec((300, 700), "bf16"), TensorSpec((1,), "uint32")
     program = training.dropout.compile(TRN, *spec, rate=0.1)

@@ -89,6 +89,50 @@ def test_topk_finds_infinities_and_nan(dev):
     assert np.array_equal(values, x[:, order], equal_nan=True)
 
 
+def test_topk_takes_any_nan_and_few_columns(dev, rng):
+    """NaN of either sign, which arithmetic gives, comes first; rows shorter than eight."""
+    x = rng.standard_normal((3, 12)).astype(F)
+    x[0, 4], x[0, 7], x[1, :] = -np.nan, np.nan, np.copysign(np.nan, np.arange(12) % 2 - 0.5)
+    values, indices = dev.run(selection.topk, x, k=12)
+    order = np.argsort(np.where(np.isnan(x), -np.inf, -x), axis=1, kind="stable")
+    assert (indices == order).all()
+    assert np.array_equal(values, np.take_along_axis(x, order, 1), equal_nan=True)
+    few = rng.integers(-3, 3, (5, 3)).astype(BF16)
+    values, indices = dev.run(selection.topk, few, k=3)
+    want, order = selection.topk_reference(few, 3)
+    assert (values.astype(np.float64) == want).all()
+    assert (indices == order).all()
+
+
+def test_indices_may_take_the_place_of_the_values(dev, rng):
+    @nki.jit
+    def kernel(x, values):
+        tile, sought = nl.load(x), nl.load(values)
+        left = nl.ndarray(x.shape, x.dtype, buffer=nl.sbuf)
+        where = sought.view(nl.uint32)
+        nisa.nc_match_replace8(left, tile, sought, -7.0, dst_idx=where)
+        out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
+        places = nl.ndarray((x.shape[0], 8), nl.uint32, buffer=nl.shared_hbm)
+        nl.store(out, left)
+        nl.store(places, where)
+        return out, places
+
+    x = rng.permuted(np.arange(40, dtype=F).reshape(2, 20), axis=1)
+    order = np.stack([rng.permutation(20)[:8] for _ in range(2)])
+    left, places = dev.run(kernel, x, np.take_along_axis(x, order, 1))
+    want = x.copy()
+    np.put_along_axis(want, order, -7, 1)
+    assert (left == want).all()
+    assert (places == order).all()
+
+
+@pytest.mark.parametrize("imm", [2, 2.0, np.float32(2), BF16(2), np.int8(2)])
+def test_numbers_of_any_kind_replace(dev, imm):
+    x = np.arange(9, dtype=F)[None]
+    *_, left = dev.run(eights, x, x[:, :8], imm=imm)
+    assert left[0].tolist() == [2] * 8 + [8]
+
+
 def refused(body, *shapes, dtype=F):
     @nki.jit
     def kernel(*tensors):
@@ -116,7 +160,11 @@ def test_what_the_instructions_refuse():
     message = refused(lambda x, y, z: nisa.nc_match_replace8(z, y, x, 0), eight, many, (4, 21))
     assert "as many elements" in message
     message = refused(lambda x, y: nisa.nc_match_replace8(y, y, x, x), eight, many)
-    assert "must be a number" in message
+    assert "imm must be a number, not" in message
+    message = refused(
+        lambda x, y: nisa.nc_match_replace8(y, y, x, 0, dst_idx=x[:, :7]), eight, many
+    )
+    assert "nc_match_replace8: dst_idx" in message
 
     def both_in_psum(x, y):
         a, b = (nl.ndarray(shape, F, buffer=nl.psum) for shape in ((4, 9), (4, 8)))
@@ -128,7 +176,20 @@ def test_what_the_instructions_refuse():
     assert "both in psum" in refused(both_in_psum, eight, many)
 
 
-@pytest.mark.parametrize("k", [0, 21])
+@pytest.mark.parametrize("k", [0, 21, 2.5, "a", None])
 def test_topk_refuses_what_there_is_not(k):
-    with pytest.raises(KernelError, match="must be 1 to 20"):
+    with pytest.raises(KernelError, match="must be an integer from 1 to 20"):
         selection.topk.compile(makalu.TINY, TensorSpec((4, 20), F), k=k)
+
+
+@pytest.mark.parametrize("shape", [(20,), (2, 3, 20)])
+def test_topk_wants_rows(shape):
+    with pytest.raises(KernelError, match="two axes"):
+        selection.topk.compile(makalu.TINY, TensorSpec(shape, F))
+
+
+def test_options_may_be_numbers_of_numpy(dev, rng):
+    x = rng.standard_normal((2, 9)).astype(F)
+    for a, b in zip(dev.run(selection.topk, x, k=np.int64(5)), dev.run(selection.topk, x, k=5),
+                    strict=True):  # fmt: skip
+        assert (a == b).all()
