@@ -1403,11 +1403,9 @@ def nc_stream_shuffle(dst, src, shuffle_mask, name=None):
     del name
     trace, what = _trace.current(), "nc_stream_shuffle"
     quarter = trace.config.quadrant
-    mask = list(shuffle_mask) if np.iterable(shuffle_mask) else [None]
-    known = all(
-        isinstance(e, numbers.Integral) and (0 <= e < quarter or e == KEEP) for e in mask
-    )  # fmt: skip
-    if len(mask) != quarter or not known:
+    given = list(shuffle_mask) if np.iterable(shuffle_mask) else []
+    mask = [int(e) for e in given if isinstance(e, int | np.integer)]
+    if not len(mask) == len(given) == quarter or not {*range(quarter), KEEP}.issuperset(mask):
         raise trace.error(
             f"{what}: shuffle_mask = {shuffle_mask!r} must be {quarter} integers of 0 to "
             f"{quarter - 1}, or {KEEP} to keep"
@@ -1431,7 +1429,7 @@ def nc_stream_shuffle(dst, src, shuffle_mask, name=None):
             while end < size and mask[end] == mask[end - 1] + 1 < KEEP:
                 end += 1
             if mask[i] != KEEP:
-                at = int(first + mask[i])
+                at = first + mask[i]
                 if at + end - i > rows:
                     raise trace.error(
                         f"{what}: shuffle_mask[{i}] = {mask[i]} names row {at} of {src}"
