@@ -319,7 +319,7 @@ def page(sizes=(64, 512)):
         "reduction on DVE, which runs beside the next activation), `tensor_scalar_reduce` (two",
         "instructions of DVE, 2 N instead of N + 64: there are no accumulators), `nc_transpose` (a",
         "matmul with the identity matrix, as many cycles as partitions), FP32 matmuls (four",
-        "passes, as there), `bn_stats` (twelve instructions of DVE, 3 N instead of N: the squares",
+        "passes, as there), `bn_stats` (13 instructions of DVE, 3 N instead of N: the squares",
         "are of differences from the mean, which is known when the row has been read),",
         "`tensor_partition_reduce` and `nc_stream_shuffle` (DMA moves elements from partition to",
         "partition), `dropout` (random numbers on POOL, then two instructions of DVE, on the same",

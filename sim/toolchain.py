@@ -511,13 +511,15 @@ def _block_wrapper(name, verilog):
             return f"svBit {port}" if kind == "in" else f"svBit* {port}"
         return f"{'const ' if kind == 'in' else ''}svBitVecVal* {port}"
 
-    def take(width, port):
+    def given(width, port):
+        """The value of an argument of up to 64 bits."""
         if width == 1:
-            return f"{member(port)} = {port};"
-        if width <= 32:
-            return f"{member(port)} = {port}[0];"
+            return port
+        return f"{port}[0]" if width <= 32 else f"({port}[0] | (uint64_t){port}[1] << 32)"
+
+    def take(width, port):
         if width <= 64:
-            return f"{member(port)} = {port}[0] | (uint64_t){port}[1] << 32;"
+            return f"{member(port)} = {given(width, port)};"
         return f"memcpy(&{member(port)}, {port}, {4 * ((width + 31) // 32)});"
 
     def give(width, port):
@@ -530,12 +532,8 @@ def _block_wrapper(name, verilog):
         return f"memcpy({port}, &{member(port)}, {4 * ((width + 31) // 32)});"
 
     def same(width, port):
-        if width == 1:
-            return f"{member(port)} == {port}"
-        if width <= 32:
-            return f"{member(port)} == {port}[0]"
         if width <= 64:
-            return f"{member(port)} == ({port}[0] | (uint64_t){port}[1] << 32)"
+            return f"{member(port)} == {given(width, port)}"
         return f"!memcmp(&{member(port)}, {port}, {4 * ((width + 31) // 32)})"
 
     ins = ", ".join(["void* h", *(parameter(w, p, "in") for w, p in inputs)])

@@ -102,6 +102,23 @@ def test_reductions_over_partitions(dev, rng, op, dtype, want, shape):
     assert (dev.run(kernel, x) == want(x, axis=0)).all()
 
 
+def test_the_reduction_may_go_where_a_row_was(dev, rng):
+    """In pieces, of which each is read before its row is written."""
+
+    @nki.jit
+    def kernel(x):
+        tile = nl.load(x)
+        nisa.tensor_partition_reduce(tile[:1], nl.maximum, tile)
+        out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
+        nl.store(out, tile)
+        return out
+
+    x = rng.standard_normal((4, 9)).astype(F)
+    want = x.copy()
+    want[0] = x.max(axis=0)
+    assert (dev.run(kernel, x) == want).all()
+
+
 SHUFFLES = ([0, 1, 2, 3], [3, 2, 1, 0], [1, 2, 3, 0], [2, 2, 2, 2], [255, 0, 255, 1], [255] * 4)
 
 
@@ -178,7 +195,10 @@ def test_what_is_refused():
                 message = refused(in_psum, (4, columns), (4, 6))
                 assert f"{call.__name__} {('dst', 'data')[side]}" in message
                 assert "must be in sbuf" in message
-    reduce = lambda dst, x: nisa.tensor_partition_reduce(dst, nl.add, x)  # noqa: E731
+
+    def reduce(dst, x):
+        nisa.tensor_partition_reduce(dst, nl.add, x)
+
     assert "[1, 8]" in refused(reduce, (1, 7), (4, 8))
 
     def shuffle(mask):

@@ -25,6 +25,8 @@ from makalu.sim.arithmetic import fma32
 from makalu.sim.elementwise import operate, reduce_rows
 from makalu.sim.golden import cast_in, cast_out
 
+from .refusal import check_refused
+
 
 @pytest.fixture(scope="module")
 def dev():
@@ -720,17 +722,4 @@ REFUSED = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_refused_with_a_message_that_helps(name):
-    body, pattern = REFUSED[name]
-
-    @nki.jit
-    def kernel():
-        body()
-        out = nl.ndarray((4, 1), nl.int8, buffer=nl.shared_hbm)
-        nl.store(out, nl.zeros((4, 1), nl.int8))
-        return out
-
-    with pytest.raises(KernelError) as error:
-        kernel.compile(TINY)
-    text = str(error.value)
-    assert re.search(pattern, text, re.DOTALL), text
-    assert f"{__file__}:" in text
+    check_refused(*REFUSED[name], __file__)

@@ -1,7 +1,5 @@
 """Random numbers and dropout in kernels: the words that a seed has, where, and what is refused."""
 
-import re
-
 import makalu
 import makalu.nki as nki
 import makalu.nki.isa as nisa
@@ -13,6 +11,8 @@ from makalu.firmware.kernels import training
 from makalu.nki import KernelError, TensorSpec
 from makalu.rtl.arch import formats
 from makalu.rtl.arch.config import SMALL, TINY, TRN
+
+from .refusal import check_refused
 
 LANE = 1 << 25
 """Numbers that a seed has for each partition."""
@@ -403,17 +403,4 @@ REFUSED = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_refused_with_a_message_that_helps(name):
-    body, pattern = REFUSED[name]
-
-    @nki.jit
-    def kernel():
-        body()
-        out = nl.ndarray((4, 1), nl.int8, buffer=nl.shared_hbm)
-        nl.store(out, nl.zeros((4, 1), nl.int8))
-        return out
-
-    with pytest.raises(KernelError) as error:
-        kernel.compile(TINY)
-    text = str(error.value)
-    assert re.search(pattern, text, re.DOTALL), text
-    assert f"{__file__}:" in text
+    check_refused(*REFUSED[name], __file__)
